@@ -13,7 +13,7 @@ from joestar.data.rows import MemoryRows, Rows, npy_rows, npz_keys, npz_rows
 from joestar.data.splits import PARTS
 from joestar.data.stream_nodes import TextRows
 from joestar.data.structure import EdgeRules
-from joestar.data.table import PARQUET, TEXT, is_table
+from joestar.data.table import ENDS, PARQUET, TEXT, is_table, only_one
 from joestar.errors import DataError
 
 CITATIONS = Path("processed/paper___cites___paper/edge_index.npy")
@@ -78,10 +78,15 @@ def _of_folder(folder: Path, limit: int) -> Inputs:
         return _of_mag(folder)
     if ogb.is_ogb(folder):
         return _of_ogb(folder, limit)
-    ends = (".npy", *TEXT, *(f"{end}.gz" for end in TEXT), *PARQUET)
-    edges = next((folder / f"edges{end}" for end in ends if (folder / f"edges{end}").is_file()), None)
+    edges, nodes = only_one(folder, "edges", (".npy", *ENDS)), only_one(folder, "nodes", ENDS)
     if edges is None:
         raise DataError(f"{folder}: none of its files is known. {_KNOWN}")
+    if nodes is not None:
+        raise DataError(
+            f"{nodes}: joestar convert reads no table of nodes, which says whose row is which. joestar.load reads the "
+            "folder (edges as edges.csv), and joestar.data.save(joestar.load(folder), out) writes the same as convert; "
+            f"or give convert {edges} alone, and --features, --labels with a row per id."
+        )
     made = Inputs(folder.name, edges, files=[edges])
     for what, name in (("x", "features.npy"), ("y", "labels.npy")):
         if (folder / name).is_file():

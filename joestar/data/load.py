@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from joestar.data import ogb
+from joestar.data.convert_inputs import CITATIONS
 from joestar.data.folder import is_converted, read_folder
 from joestar.data.foreign import from_object
 from joestar.data.from_tables import from_tables
@@ -15,7 +16,7 @@ from joestar.data.named import PREFIXES, load_named
 from joestar.data.npz import read_npz
 from joestar.data.parts import Options, apply_rules, to_graph
 from joestar.data.splits import PARTS, SplitChoice, check_choice, random_split
-from joestar.data.table import PARQUET, TEXT, is_frame, is_table
+from joestar.data.table import ENDS, PARQUET, TEXT, is_frame, is_table, only_one
 from joestar.distributed import current
 from joestar.errors import DataError
 from joestar.graph_api import Graph
@@ -128,7 +129,13 @@ def _of_tables(edges, options: Options, table: dict) -> Graph:
 
 def _of_folder(folder: Path, options: Options, table: dict) -> Graph:
     """A folder with ``edges.csv``, and ``nodes.csv`` or ``features.npy`` and ``labels.npy`` if they are there."""
-    nodes = next((folder / f"nodes{end}" for end in _ENDS if (folder / f"nodes{end}").is_file()), None)
+    unread = [file.name for part in PARTS if (file := folder / f"{part}_idx.npy").is_file()]
+    if unread:
+        raise DataError(
+            f"{folder}: {', '.join(unread)} are not read beside tables: joestar convert reads them; or name the sets "
+            "in a column `split` of nodes.csv, and remove these files."
+        )
+    nodes = only_one(folder, "nodes", ENDS)
     found = {} if nodes is None else {"nodes": nodes}
     for what, file in (("features", "features.npy"), ("label", "labels.npy")):
         if (folder / file).is_file():
@@ -136,11 +143,10 @@ def _of_folder(folder: Path, options: Options, table: dict) -> Graph:
     return _of_tables(_edges_in(folder), options, {"name": folder.name, **found, **table})
 
 
-_ENDS = (*TEXT, *(f"{end}.gz" for end in TEXT), *PARQUET)
-
-
 def _edges_in(folder: Path) -> Path | None:
-    return next((folder / f"edges{end}" for end in _ENDS if (folder / f"edges{end}").is_file()), None)
+    """A folder's table of edges; ``.npy`` is looked for as ``joestar convert`` reads it."""
+    found = only_one(folder, "edges", (".npy", *ENDS))
+    return None if found is None or found.suffix == ".npy" else found
 
 
 def _no_further(table: dict, name: str) -> None:
@@ -193,6 +199,16 @@ def _check_archive(path: Path) -> None:
             )
 
 
+def _how_to_convert(folder: Path) -> str | None:
+    """What to do with a folder that ``joestar convert`` reads, and ``load`` does not."""
+    whole = f"joestar convert {folder} OUT, and load OUT."
+    if (folder / CITATIONS).is_file():
+        return f"a dataset folder of MAG240M is read once it is converted: {whole}"
+    return (
+        f"a folder with edges.npy is read once it is converted: {whole}" if (folder / "edges.npy").is_file() else None
+    )
+
+
 def _official_name(name: str) -> str:
     """``ogbn-products`` for ``ogbn_products`` and ``ogbn_products_pyg``; other names as they are."""
     for known in ogb.SCHEMES:
@@ -204,6 +220,9 @@ def _official_name(name: str) -> str:
 def _not_found(name: str, path: Path, root: str | os.PathLike | None) -> str:
     places = ", ".join(str(place) for place in _roots(root))
     looked = f"No dataset {name!r}: it is no bundled dataset ({', '.join(BUNDLED)}), "
+    convertible = next((c for c in (path, *_candidates(name, root)) if _how_to_convert(c)), None)
+    if convertible is not None:
+        return f"{convertible}: {_how_to_convert(convertible)}"
     if path.exists():
         return (
             looked + f"and the folder {path} holds neither meta.json (a graph written by joestar.data.save) nor raw/ "

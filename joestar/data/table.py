@@ -11,12 +11,29 @@ from joestar.errors import DataError
 
 TEXT = (".csv", ".tsv", ".txt", ".edges")
 PARQUET = (".parquet", ".pq")
+ENDS = (*TEXT, *(f"{end}.gz" for end in TEXT), *PARQUET)
+"""How names of tables end."""
 
 
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table."""
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     return suffix.lower() in TEXT or path.suffix.lower() in PARQUET
+
+
+def only_one(folder: Path, stem: str, ends: tuple[str, ...]) -> Path | None:
+    """The file of a folder that is called ``stem`` and one of ``ends``, if there is one.
+
+    Raises:
+        DataError: there are several, of which one would be chosen and the others forgotten.
+    """
+    found = [path for end in ends if (path := folder / f"{stem}{end}").is_file()]
+    if len(found) > 1:
+        raise DataError(
+            f"{folder}: expected one file of {stem}; found {', '.join(path.name for path in found)}. Keep one, or give "
+            "the path of a file."
+        )
+    return found[0] if found else None
 
 
 def is_frame(thing) -> bool:

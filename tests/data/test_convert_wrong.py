@@ -31,6 +31,10 @@ def cut(name):
     return lambda source: (source / name).write_bytes((source / name).read_bytes()[:-9])
 
 
+def add(name, text):
+    return lambda source: (source / name).write_text(text)
+
+
 def csv(text):
     def damage(source):
         (source / "edges.npy").unlink()
@@ -67,6 +71,9 @@ def csv(text):
         (edit("val_idx.npy", lambda ids: np.repeat(ids, 2)), {}, "nodes twice, for example"),
         (edit("val_idx.npy", np.float64), {}, "a split must be integer node ids"),
         (lambda source: (source / "edges.npy").unlink(), {}, "none of its files is known"),
+        (add("nodes.csv", "id,f\n1,2\n"), {}, r"nodes.csv: joestar convert reads no table of nodes.*joestar.data.save"),
+        (add("nodes.tsv.gz", ""), {}, r"nodes.tsv.gz: joestar convert reads no table of nodes"),
+        (add("edges.csv", "0,1\n"), {}, r"expected one file of edges; found edges.npy, edges.csv. Keep one"),
         (csv("source,target\n0,1\n1,two\n"), {}, r"edges.csv: line 3, field 2: expected whole numbers; got 'two'"),
         (csv("source,target\n0,1\n1,\n"), {}, r"edges.csv: line 3, field 2: expected whole numbers; got ''"),
         (csv("source,target\n0,1\n1,2,3\n"), {}, r"edges.csv: line 3 has 3 fields, expected 2"),

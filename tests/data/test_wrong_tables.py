@@ -227,3 +227,25 @@ def test_arguments_for_tables_belong_to_tables(tmp_path):
         joestar.load(tmp_path / "e.csv", feature="x.npy")
     with pytest.raises(DataError, match="undirected must be True, False or None; got 'no'"):
         joestar.load("cora", undirected="no")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("edges.csv", "edges.npy"), "expected one file of edges; found edges.npy, edges.csv"),
+        (("edges.csv", "edges.tsv.gz"), "expected one file of edges; found edges.csv, edges.tsv.gz"),
+        (("edges.csv", "nodes.csv", "nodes.parquet"), "expected one file of nodes; found nodes.csv, nodes.parquet"),
+        (("edges.csv", "train_idx.npy", "val_idx.npy"), "train_idx.npy, val_idx.npy are not read beside tables"),
+        (("edges.npy", "features.npy"), "a folder with edges.npy is read once it is converted: joestar convert .* OUT"),
+        (
+            ("processed/paper___cites___paper/edge_index.npy",),
+            "a dataset folder of MAG240M is read once it is converted: joestar convert",
+        ),
+    ],
+)
+def test_no_file_of_a_folder_is_passed_over_in_silence(tmp_path, files, message):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("id,other\n0,1\n1,0\n")
+    with pytest.raises(DataError, match=message):
+        joestar.load(tmp_path)
