@@ -13,7 +13,7 @@ from joestar.cli.help import option
 
 Target = Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")]
 Memory = Annotated[str, option("To work in, beside Python and PyTorch themselves (0.4 GiB).", metavar="SIZE")]
-Overwrite = Annotated[bool, option("Replace OUT, if it is a converted graph.", "--overwrite")]
+Overwrite = Annotated[bool, option("Replace OUT, if it is a converted graph alone.", "--overwrite")]
 TYPES = "fp32|fp16|bf16"
 
 

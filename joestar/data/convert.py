@@ -82,7 +82,8 @@ def convert(
         check: look for NaN and infinite features.
         memory: how much may be used beside what Python and PyTorch take, ``"4GiB"`` or bytes.
         header, delimiter, columns: of text files; see ``joestar.data.from_tables``. ``columns``: (source, target).
-        overwrite: replace a converted folder. verbose: print what was done. progress: see ``joestar.data.progress``.
+        overwrite: replace a converted folder in which nothing else lies. verbose: print what was done.
+        progress: see ``joestar.data.progress``.
 
     Returns:
         The folder.
@@ -97,6 +98,7 @@ def convert(
     source = download(os.fspath(source), Path(root).expanduser()) if named else Path(source).expanduser()
     extra = [None if path is None else Path(path).expanduser() for path in (features, labels)]
     inputs = find_inputs(source, *extra, limit)
+    check_target(Path(folder), overwrite, (source, *inputs.files))
     rules = Options(undirected=undirected, drop_duplicates=drop_duplicates, drop_self_loops=drop_self_loops).rules(
         inputs.usual
     )

@@ -41,7 +41,7 @@ def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) ->
     see the complete folder or none.
 
     Args:
-        overwrite: replace an existing converted folder.
+        overwrite: replace a converted folder in which nothing else lies.
 
     Returns:
         The folder.

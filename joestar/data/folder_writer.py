@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from joestar.data.checksums import checksum
-from joestar.data.folder_meta import META, PARTIAL, new_meta
+from joestar.data.folder_meta import FORMAT, META, PARTIAL, new_meta
 from joestar.errors import DataError
 
 HEADER = 128
@@ -136,19 +137,45 @@ class FolderWriter:
                 path.unlink()
 
 
-def check_target(target: Path, overwrite: bool) -> Path:
-    """The path; raises unless nothing is there, or a converted folder that may be replaced."""
+def check_target(target: Path, overwrite: bool, sources: Iterable[Path] = ()) -> Path:
+    """The path, of a link that which it leads to.
+
+    Args:
+        sources: what is read to write there.
+
+    Raises:
+        DataError: something is there, unless it is a converted folder, nothing else lies in it, and it may be replaced.
+    """
     target = Path(target).expanduser().absolute()
     if PARTIAL in target.name:
         raise DataError(f"{target}: names with {PARTIAL!r} are those of half-written folders; choose another.")
-    if (target.exists() or target.is_symlink()) and not (overwrite and (target / META).is_file()):
-        hint = (
-            "it is no converted graph, so it is left alone"
-            if overwrite
-            else "pass overwrite=True (--overwrite) to replace it"
+    if not target.exists() and not target.is_symlink():
+        return target
+    if not overwrite:
+        raise DataError(
+            f"{target} exists already; pass overwrite=True (--overwrite) to replace it, or choose another folder."
         )
-        raise DataError(f"{target} exists already; {hint}, or choose another folder.")
-    return target
+    place = target.resolve()
+    reason = _not_to_replace(place)
+    if reason is None:
+        inside = next((path for path in sources if path.resolve().is_relative_to(place)), None)
+        reason = None if inside is None else f"it holds {inside}, which is read"
+    if reason is not None:
+        raise DataError(f"{target} exists already; {reason}, so it is left alone; choose another folder.")
+    return place
+
+
+def _not_to_replace(folder: Path) -> str | None:
+    """Why a folder is more than a converted graph; ``None`` if it is just that."""
+    try:
+        meta = json.loads((folder / META).read_text())
+    except (OSError, ValueError):
+        meta = None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT or not isinstance(meta.get("arrays"), dict):
+        return "it is no converted graph"
+    foreign = sorted({path.name for path in folder.iterdir()} - {META, *(f"{key}.npy" for key in meta["arrays"])})
+    shown = ", ".join(foreign[:4]) + (", ..." if len(foreign) > 4 else "")
+    return f"it holds {shown} beside a converted graph" if foreign else None
 
 
 def check_key(key: str) -> None:

@@ -105,7 +105,7 @@ def generate(
         dtype: of the features, ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         shuffled: random ids; else those of a community are consecutive.
         memory: how much may be used beside what Python and PyTorch take, ``"4GiB"`` or bytes; of the device likewise.
-        overwrite: replace a converted folder. progress: see ``joestar.data.progress``.
+        overwrite: replace a converted folder in which nothing else lies. progress: see ``joestar.data.progress``.
 
     Returns:
         The folder.
