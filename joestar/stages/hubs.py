@@ -5,6 +5,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import to_ids
 from joestar.whole_numbers import plain
 
 EDGES_AT_ONCE = 1 << 25
@@ -36,9 +37,9 @@ def hub_nodes(graph: Graph, count: int, steps: int, train: Tensor | None = None)
         train: training nodes; ``None``: ``graph.train_idx``.
 
     Raises:
-        ConfigError: a negative count or number of steps, or no training nodes.
+        ConfigError: a negative count or number of steps, no training nodes, or what is no ids.
     """
-    train = graph.train_idx if train is None else train
+    train = graph.train_idx if train is None else to_ids(train, "train", ConfigError)
     if train is None or train.numel() == 0:
         raise ConfigError("hub nodes are those that influence training nodes; the graph has none: set graph.train_idx.")
     count, steps = plain(count), plain(steps)

@@ -85,7 +85,7 @@ class Partitions:
     Args:
         partitioning: of the graph to train on, or the path of its file.
         group: parts per macro-batch, of every rank if there are several; the last of an epoch may have fewer.
-        hubs: nodes to pin: ids, or how many to choose by reverse lazy random walks of ``hub_steps`` steps.
+        hubs: nodes to pin: ids ``[n]``, or how many to choose by reverse lazy random walks of ``hub_steps`` steps.
         halo_fanout: most in-edges of a row that come from the halo, chosen at random; ``None``: all.
         ahead: ahead-of-time sampling (thesis 5.2.2): what no seed of the macro-batch can reach is left out. A number of
             hops: everything within them stays. A list of fanouts, from the seeds outwards: picks are made as a
@@ -140,7 +140,7 @@ class Partitions:
 
         Raises:
             DataError: the partitioning is of another graph.
-            SamplerError: no training nodes, or ids that are no nodes.
+            SamplerError: no training nodes, or training nodes or hubs that are no node ids (a mask is none).
         """
         if graph.device.type != "cpu":
             raise SamplerError(f"a first stage samples on the CPU; the graph is on {graph.device}.")
@@ -149,8 +149,7 @@ class Partitions:
         if isinstance(self.hubs, int):
             hubs = hub_nodes(graph, self.hubs, self.hub_steps, train) if self.hubs else train.new_empty(0)
         else:
-            hubs = to_ids(self.hubs, "hubs", SamplerError) if not isinstance(self.hubs, Tensor) else self.hubs
-            check_ids(hubs, graph.num_nodes, "hubs", SamplerError)
+            hubs = _nodes(self.hubs, graph, "hubs")
         return PreparedPartitions(self, graph, train, torch.unique(hubs).to(graph.indices.dtype))
 
     @property
@@ -265,13 +264,21 @@ def _pick(by_part: tuple[Tensor, Tensor], group: Tensor) -> Tensor:
 
 def _training_nodes(graph: Graph, train: Tensor | None) -> Tensor:
     train = graph.train_idx if train is None else train
-    train = train if isinstance(train, Tensor) or train is None else to_ids(train, "train", SamplerError)
+    train = None if train is None else _nodes(train, graph, "train")
     if train is None or train.numel() == 0:
         raise SamplerError("Partitions: the graph has no training nodes; set graph.train_idx or pass train=.")
-    check_ids(train, graph.num_nodes, "train", SamplerError)
     if torch.unique(train).numel() != train.numel():
         raise SamplerError("Partitions: a training node stands twice; an epoch visits each once.")
     return train
+
+
+def _nodes(ids, graph: Graph, name: str) -> Tensor:
+    """Node ids ``[n]``, int32 or int64, on the CPU; raises ``SamplerError`` for what is none, masks too."""
+    ids = to_ids(ids, name, SamplerError).cpu()
+    if ids.dim() != 1:
+        raise SamplerError(f"Partitions: {name} must be node ids [n]; got shape {list(ids.shape)}.")
+    check_ids(ids, graph.num_nodes, name, SamplerError)
+    return ids
 
 
 def _positive(name: str, value: object, least: int = 1) -> None:

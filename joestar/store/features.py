@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError, DataError
+from joestar.graph_api.arrays import to_tensor
 from joestar.graph_api.row_source import RowSource
 from joestar.store.fill import fill_rows, host_gather
 from joestar.store.hot import checked_hot
@@ -29,15 +30,15 @@ class FeatureStore(RowSource):
     rows from the device, others over the bus, each row of a block once. The numbers are those of ``x[ids]``.
 
     Args:
-        source: ``[N, ...]`` on the CPU, also mapped from a file; or a ``Pinned``.
+        source: ``[N, ...]`` on the CPU, also mapped from a file, or an array or list; or a ``Pinned``.
         device: whose programs read; by default the current GPU if there is one.
         tier: see the module; by default ``cached`` with hot nodes, else ``pinned``.
-        hot: ids of the rows that the device keeps beside (``choose_hot``), for the tier ``cached``.
+        hot: different ids ``[H]`` of the rows that the device keeps beside (``choose_hot``), for the tier ``cached``.
         dtype: in which rows are stored, by default the source's. bfloat16 and float16 halve what crosses the bus.
 
     Raises:
         ConfigError: for a tier that there is not, or hot nodes where the tier keeps none.
-        DataError: where host memory cannot be locked.
+        DataError: for a source that is no rows, hot ids that are none, or where host memory cannot be locked.
     """
 
     _version: tuple[int, ...] | None = None
@@ -49,7 +50,9 @@ class FeatureStore(RowSource):
         self.tier = _checked_tier(tier, hot)
         self.device = resolved(device)
         self.pinned = None
-        host = source.host if isinstance(source, Pinned) else source
+        host = source.host if isinstance(source, Pinned) else _rows_of(source)
+        if hot is not None:
+            hot = checked_hot(hot, host.shape[0])
         if self.tier != "resident":
             check_outside(dtype or host.dtype)
         if self.tier == "resident":
@@ -67,13 +70,17 @@ class FeatureStore(RowSource):
         self._staging: list[_Staging] | None = None
 
     def keep(self, hot: Tensor) -> None:
-        """Holds these rows, different ids ``[H]``, on the device as well: the tier is then ``cached``."""
+        """Holds these rows, different ids ``[H]``, on the device as well: the tier is then ``cached``.
+
+        Raises:
+            DataError: for what is no such ids.
+        """
+        hot = checked_hot(hot, self.table.shape[0])
         self.tier, self.wants = "cached", 0
         self._keep(hot)
 
     def _keep(self, hot: Tensor) -> None:
-        hot = checked_hot(hot, self.table.shape[0]).to(self.device)
-        self.hot = hot
+        self.hot = hot = hot.to(self.device)
         self.cache = torch.empty((hot.numel(), *self.table.shape[1:]), dtype=self.table.dtype, device=self.device)
         self.slot_of = slot_table(hot, self.table.shape[0])
         self._version = None
@@ -202,6 +209,14 @@ def check_outside(dtype: torch.dtype) -> None:
     """Raises ``DataError`` for a dtype in which rows are not stored outside of the GPU."""
     if dtype == torch.float64:
         raise DataError("features in float64 are not stored outside of the GPU; give dtype=torch.float32")
+
+
+def _rows_of(source) -> Tensor:
+    """A tensor ``[N, ...]``; raises ``DataError`` for anything else."""
+    rows = to_tensor(source, "FeatureStore: source", DataError)
+    if rows.dim() == 0:
+        raise DataError("FeatureStore: source must be rows [N, ...]; got a single number.")
+    return rows
 
 
 def _is_ready(source: Tensor | Pinned, device: torch.device, dtype: torch.dtype | None) -> bool:

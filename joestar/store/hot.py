@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import ConfigError, DataError, GraphError
+from joestar.graph_api.arrays import to_ids
 from joestar.kernels import has_native
 
 _UNIT = 2.0**32
@@ -33,12 +34,15 @@ def count_needed(batches: Iterable[Tensor], num_nodes: int, counts: Tensor | Non
 
     Returns:
         int32 ``[num_nodes]``.
+
+    Raises:
+        ConfigError: counts of another kind. GraphError: a batch that is no ids.
     """
     counts = torch.zeros(num_nodes, dtype=torch.int32, device="cpu") if counts is None else counts
     if counts.shape != (num_nodes,) or counts.dtype != torch.int32:
         raise ConfigError(f"counts: expected int32 [{num_nodes}], got {counts.dtype} {list(counts.shape)}")
     for ids in batches:
-        ids = ids.to(counts.device, torch.int64)
+        ids = to_ids(ids, "a batch").to(counts.device, torch.int64)
         counts[ids] = counts[ids] + 1  # read before any is written: a duplicate writes the same number
     return counts
 
@@ -70,8 +74,11 @@ def inclusion_probabilities(
 
     Returns:
         float32 ``[N]``. Needs 16 bytes per node beside it, and none per edge.
+
+    Raises:
+        ConfigError: no seeds, or a batch of none. GraphError: seeds that are no ids.
     """
-    num_nodes = indptr.numel() - 1
+    num_nodes, seeds = indptr.numel() - 1, to_ids(seeds, "seeds")
     if seeds.numel() == 0 or batch <= 0:
         raise ConfigError(f"expected seeds and a positive batch, got {seeds.numel()} seeds and a batch of {batch}")
     cost = torch.zeros(num_nodes, dtype=torch.int64, device=indptr.device)
@@ -177,7 +184,7 @@ class HitShares:
             if isinstance(needs, Tensor):
                 needed += torch.bincount(level, needs[first : first + _ROWS].to(torch.float64), _LEVELS)
         for ids in () if isinstance(needs, Tensor) else needs:
-            for part in ids.split(_ROWS):
+            for part in to_ids(ids, "needs").split(_ROWS):
                 level = _level(score[part.to(score.device, torch.int64)])
                 needed += torch.bincount(level, minlength=_LEVELS)
         held = torch.nonzero(nodes.flip(0)).flatten()
@@ -212,9 +219,13 @@ def blend(counts: Tensor, prior: Tensor) -> Tensor:
     return counts.to(torch.float32) + prior.to(torch.float32) * (0.999 / largest)
 
 
-def checked_hot(hot: Tensor, rows: int) -> Tensor:
-    """Ids of hot rows as int64; ``DataError`` unless they are different ones of ``rows`` rows."""
-    hot = hot.to(torch.int64)
+def checked_hot(hot, rows: int) -> Tensor:
+    """Ids of hot rows, a tensor, array or list, as int64 ``[H]``.
+
+    Raises:
+        DataError: unless they are integers, no mask, and different ones of ``rows`` rows.
+    """
+    hot = to_ids(hot, "hot", DataError).to(torch.int64)
     inside = hot.dim() == 1 and (hot.numel() == 0 or 0 <= hot.min() <= hot.max() < rows)
     if not inside or hot.unique().numel() != hot.numel():
         raise DataError(f"hot: expected different ids in [0, {rows}), got {list(hot.shape)}; choose_hot gives them")

@@ -1,6 +1,7 @@
 """``joestar.store.shard``: where features of a job with several GPUs go, in one call."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,9 +22,10 @@ from joestar.graph_api.row_source import RowSource
 from joestar.locks import synchronize
 from joestar.profile.numbers import human_bytes, parse_bytes
 from joestar.store.features import FeatureStore, check_outside
-from joestar.store.hot import blend, count_needed, inclusion_probabilities
+from joestar.store.hot import blend, checked_hot, count_needed, inclusion_probabilities
 from joestar.store.pinned import COPY_BYTES, Pinned, free_host_bytes, resolved
 from joestar.store.sharded import Sharded, fill_shard, keep_hottest, shard_rows
+from joestar.whole_numbers import plain
 
 WHAT = "joestar.store.shard"
 SAMPLE = 1 << 12
@@ -37,8 +39,8 @@ _LOOK = -3
 
 
 def shard(
-    x, hot: int | str | Tensor | None = None, *, dtype: torch.dtype | None = None, place: str | None = None,
-    device: torch.device | str | None = None,
+    x, hot: int | str | Tensor | Sequence[int] | None = None, *, dtype: torch.dtype | None = None,
+    place: str | None = None, device: torch.device | str | None = None,
 ) -> RowSource:  # fmt: skip
     """Features over the GPUs of this host: ``graph.ndata["x"] = joestar.store.shard(x, hot="8GiB")``.
 
@@ -62,14 +64,17 @@ def shard(
 
     Raises:
         ConfigError: on all ranks, if they are on several hosts, or if the shards do not fit; with numbers.
-        DataError: for float64 where rows go to host memory, before any are loaded.
+        DataError: for hot ids that are none, and for float64 where rows go to host memory, before any are loaded.
         DistributedError: if ranks call it with different features.
     """
     x = _checked(x, dtype)
     if place not in (None, "peers", "host"):
         raise ConfigError(f"place must be 'peers', 'host' or None; got {place!r}.")
-    wants = 0 if hot is None or isinstance(hot, Tensor) else parse_bytes(hot, "hot")
-    ids, group = hot if isinstance(hot, Tensor) else None, current()
+    hot, group = plain(hot), current()
+    by_size = hot is None or isinstance(hot, (str, int, float))
+    wants, ids = parse_bytes(hot, "hot") if by_size and hot is not None else 0, None
+    if not by_size:
+        ids = checked_hot(hot, x.shape[0])
     if group is None:
         return _alone(x, ids, wants, dtype or x.dtype, resolved(device), place)
     with group.board.at(WHAT, long=True):

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from partitioning.planted import planted
@@ -300,3 +301,27 @@ def test_wrong_graphs_and_nodes(graph, parts):
         Partitions(parts, 2, hubs=torch.tensor([-1])).prepare(graph)
     with pytest.raises(ConfigError, match="count must be"):
         Partitions(parts, 2, hubs=-3).prepare(graph)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        (torch.arange(600) == 10, "is a mask"), (np.arange(600) == 10, "is a mask"), (torch.tensor([10.7]), "node ids"),
+        ([10.7], "node ids"), (10.7, "got float"), (torch.tensor(3), r"node ids \[n\]"), ([[3, 4]], r"node ids \[n\]"),
+        ({3, 4}, "is a set"), ("3", "got str"),
+    ],
+)  # fmt: skip
+def test_hubs_and_training_nodes_are_ids(graph, parts, nodes, says):
+    with pytest.raises(SamplerError, match=says):
+        Partitions(parts, 2, hubs=nodes).prepare(graph)
+    with pytest.raises(SamplerError, match=says):
+        Partitions(parts, 2).prepare(graph, nodes)
+    if "[n]" not in says.replace("\\", ""):
+        with pytest.raises(ConfigError, match=says):
+            hub_nodes(graph, 3, 2, nodes)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda ids: torch.tensor(ids, dtype=torch.int16)])
+def test_hubs_and_training_nodes_of_any_integers(graph, parts, kind):
+    stage = Partitions(parts, 2, hubs=kind([30, 10])).prepare(graph, kind([7, 3, 5]))
+    assert stage.hubs.tolist() == [10, 30] and int(stage.train_of_part.sum()) == 3

@@ -5,6 +5,7 @@ import functools
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -200,6 +201,42 @@ def test_impossible_stores():
     ):
         with pytest.raises(error, match=message):
             FeatureStore(x, "cpu", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("hot", "says"),
+    [
+        (torch.tensor([1.7, 2.2]), "int64 or int32 node ids"), ([1.5], "int64 or int32 node ids"), (5, "got int"),
+        (torch.tensor([True, False, True, False]), "is a mask"), (np.array([True, False]), "is a mask"),
+        ({1, 2}, "is a set"), ([[1, 2]], "different ids"), ("1", "got str"),
+    ],
+)  # fmt: skip
+def test_hot_rows_are_ids(hot, says):
+    store = FeatureStore(torch.randn(4, 2), "cpu")
+    makers = (lambda: FeatureStore(torch.randn(4, 2), "cpu", hot=hot), lambda: store.keep(hot))
+    for make in makers:
+        with pytest.raises(DataError, match=says):
+            make()
+    assert store.tier == "pinned", "what is refused changes nothing"
+    if isinstance(hot, str | int):
+        return  # so many bytes
+    with pytest.raises(DataError, match=says):
+        joestar.store.shard(torch.randn(4, 2), hot, device="cpu")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, range])
+def test_stores_of_lists_and_arrays(kind):
+    x = torch.arange(8.0).view(4, 2)
+    hot = range(2, 4) if kind is range else kind([3, 1])
+    store = FeatureStore(x.tolist() if kind is list else x.numpy(), "cpu", hot=hot, dtype=torch.float32)
+    assert store.hot.tolist() == list(hot) and torch.equal(store.rows(torch.arange(4)), x)
+    assert joestar.store.shard(x, hot, place="host", device="cpu").hot.tolist() == list(hot)
+
+
+@pytest.mark.parametrize("source", [5, 2.5, "x", None, {1: 2}, torch.tensor(1.0), [["a"]], [[1.0], [1.0, 2.0]]])
+def test_a_source_is_rows(source):
+    with pytest.raises(DataError, match="source"):
+        FeatureStore(source, "cpu")
 
 
 class Far(torch.Tensor):

@@ -138,3 +138,15 @@ def test_a_share_chosen_on_some_batches_holds_on_others():
 def test_few_counts_are_refined_by_the_prior():
     score = blend(torch.tensor([1, 2, 1, 0], dtype=torch.int32), torch.tensor([0.1, 0.0, 0.4, 0.3]))
     assert torch.argsort(score, descending=True).tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([True, False, True]), torch.tensor([0.5, 1.5])])
+def test_what_is_needed_are_ids(ids):
+    indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 0])
+    for ask in (
+        lambda: count_needed([ids], 3),
+        lambda: inclusion_probabilities(indptr, indices, [1], ids, 1),
+        lambda: hit_shares(torch.ones(3), [1], [ids]),
+    ):
+        with pytest.raises(GraphError, match="node ids"):
+            ask()
