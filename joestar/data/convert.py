@@ -12,8 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from joestar.data.convert_inputs import Inputs, chooser, find_inputs
 from joestar.data.degrees import degrees_of
 from joestar.data.edge_sources import Edges, ParquetEdges, array_edges, fingerprint, text_edges
@@ -26,8 +24,8 @@ from joestar.data.parts import Options, tell
 from joestar.data.progress import Progress, silent
 from joestar.data.rows import npy_rows, npz_rows
 from joestar.data.sizes import bytes_of
-from joestar.data.splits import PARTS
 from joestar.data.stream_nodes import DTYPES, Labels, check_features, features_dtype, write_features
+from joestar.data.stream_splits import check_labelled, checked_splits
 from joestar.data.structure import EdgeRules
 from joestar.data.table import PARQUET
 from joestar.errors import ConfigError, DataError
@@ -153,16 +151,12 @@ class _Work:
         number = journal.once("nodes", lambda: self._number(edges, num_nodes))
         if inputs.x is not None:
             check_features(inputs.x, number)
+        facts = self._labels(number, task)  # in front of what takes long: they may be wrong
         counts = Sorter(self.writer, journal, rules, number, self.limit).run(edges, self.progress)
-        facts = {"num_classes": None, "multilabel": False, "class_names": None}
         if inputs.x is not None:
             write_features(
                 inputs.x, self.writer, journal, features_dtype(inputs.x, dtype), self.limit, check, self.progress
             )
-        if inputs.y is not None:
-            found = Labels(inputs.y, number, task).write(self.writer, self.limit, self.progress)
-            facts |= {key: found[key] for key in ("num_classes", "multilabel")}
-        self._splits(number)
         self.progress("checksums", 0, 0)
         degrees = degrees_of(npy_rows(self.writer.folder / "indptr.npy"), max(1, self.limit // 64))
         source = {"converted": Path(self.inputs.edges).name, "rules": dataclasses.asdict(rules)}
@@ -204,22 +198,19 @@ class _Work:
             raise DataError(f"{edges.where}: expected 1 to {MOST_NODES:,} nodes; got {found:,}.")
         return found
 
-    def _splits(self, number: int) -> None:
-        """Writes the splits, once they are seen to be sets of nodes that do not overlap."""
-        splits = self.inputs.splits
+    def _labels(self, number: int, task: str | None) -> dict[str, Any]:
+        """Writes labels and splits; what ``meta.json`` says of them."""
+        inputs, facts = self.inputs, {"num_classes": None, "multilabel": False, "class_names": None}
+        where = str(inputs.edges)
+        labels = None if inputs.y is None else Labels(inputs.y, number, task)
+        splits = checked_splits(inputs.splits, number, where)
+        if labels is not None:
+            found = labels.write(self.writer, self.limit, self.progress)
+            facts |= {key: found[key] for key in ("num_classes", "multilabel")}
+            check_labelled(splits, npy_rows(self.writer.folder / "ndata.y.npy"), where)
         for part, ids in splits.items():
-            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= number):
-                wrong = ids[(ids < 0) | (ids >= number)]
-                raise DataError(
-                    f"{self.inputs.edges}: the {part} split names node {wrong[0]}, but nodes are 0..{number - 1}."
-                )
-        joined = np.sort(np.concatenate([np.empty(0, np.int64), *splits.values()]))
-        twice = joined[1:][joined[1:] == joined[:-1]]
-        if len(twice):
-            raise DataError(f"{self.inputs.edges}: the splits name {len(twice)} nodes twice, for example {twice[0]}.")
-        for part in PARTS:
-            if part in splits:
-                self.writer.write(f"{part}_idx", splits[part].astype(np.int64))
+            self.writer.write(f"{part}_idx", ids)
+        return facts
 
 
 def _checked(memory, dtype: str | None, task: str | None, num_nodes: int | None) -> int:

@@ -1,5 +1,7 @@
 """What ``joestar convert`` reads: which files of a source are edges, features, labels and splits."""
 
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from joestar.data.from_tables import edge_columns
 from joestar.data.rows import MemoryRows, Rows, npy_rows, npz_keys, npz_rows
 from joestar.data.splits import PARTS
 from joestar.data.stream_nodes import TextRows
+from joestar.data.stream_splits import split_ids
 from joestar.data.structure import EdgeRules
 from joestar.data.table import ENDS, PARQUET, TEXT, is_table, only_one
 from joestar.errors import DataError
@@ -95,7 +98,7 @@ def _of_folder(folder: Path, limit: int) -> Inputs:
     for part in PARTS:
         path = folder / f"{part}_idx.npy"
         if path.is_file():
-            made.splits[part] = _ids(npy_rows(path))
+            made.splits[part] = split_ids(npy_rows(path))
             made.files.append(path)
     return made
 
@@ -114,7 +117,7 @@ def _of_file(path: Path) -> Inputs:
             key = next((name for name in names if name in keys), None)
             if key is not None:
                 setattr(made, what, npz_rows(path, key))
-        made.splits = {part: _ids(npz_rows(path, f"{part}_idx")) for part in PARTS if f"{part}_idx" in keys}
+        made.splits = {part: split_ids(npz_rows(path, f"{part}_idx")) for part in PARTS if f"{part}_idx" in keys}
         if "num_nodes_list" in keys:
             made.num_nodes = _number(path, "num_nodes_list")
         if "x" in keys:
@@ -128,8 +131,11 @@ def _of_file(path: Path) -> Inputs:
 
 def _number(path: Path, key: str) -> int:
     """A single number of an archive."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return int(arrays[key].reshape(-1)[0])
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return int(arrays[key].reshape(-1)[0])
+    except (OSError, ValueError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected a number under {key!r}, but it cannot be read ({error}).") from error
 
 
 def _of_ogb(folder: Path, limit: int) -> Inputs:
@@ -139,16 +145,18 @@ def _of_ogb(folder: Path, limit: int) -> Inputs:
     if (raw / "num-node-dict.csv.gz").exists() or (raw / "relations").is_dir():
         raise DataError(f"{folder}: this graph has several types of nodes; Joestar reads graphs with one type only.")
     made = Inputs(name, raw, usual=EdgeRules(), task="classes", splits=ogb.read_split(folder, name))
+    made.files = list(ogb.split_files(folder, name).values())
     if (raw / "data.npz").exists():
         data, labels = raw / "data.npz", raw / "node-label.npz"
-        made.edges, made.key, made.files = data, "edge_index", [data, labels]
+        made.edges, made.key, made.files = data, "edge_index", [data, labels, *made.files]
         made.x, made.y = npz_rows(data, "node_feat"), npz_rows(labels, "node_label")
         made.num_nodes = _single(npz_rows(data, "num_nodes_list").read(0, 2), raw)
         return made
     made.edges = raw / "edge.csv.gz"
     if not made.edges.exists():
         raise DataError(f"{made.edges} is missing. Is the download complete?")
-    made.num_nodes = _single(ogb.read_table(raw / "num-node-list.csv.gz", np.int64), raw)
+    counts = raw / "num-node-list.csv.gz"
+    made.num_nodes = _single(ogb.read_table(counts, np.int64), raw)
     features = raw / "node-feat.csv.gz"
     if not features.exists():
         raise DataError(
@@ -157,7 +165,7 @@ def _of_ogb(folder: Path, limit: int) -> Inputs:
         )
     made.x = TextRows(features, made.num_nodes, limit)
     made.y = MemoryRows(ogb.read_table(raw / "node-label.csv.gz", np.float64), str(raw / "node-label.csv.gz"))
-    made.files = [made.edges, features, raw / "node-label.csv.gz"]
+    made.files += [made.edges, counts, features, raw / "node-label.csv.gz"]
     return made
 
 
@@ -179,10 +187,11 @@ def _mag_splits(path: Path) -> dict[str, np.ndarray]:
     try:
         with torch.serialization.safe_globals(_arrays()):
             found = torch.load(path, weights_only=True)
-        return {part: np.asarray(found[name]).reshape(-1) for part, name in (("train", "train"), ("val", "valid"))}
+        arrays = {part: np.asarray(found[name]).reshape(-1) for part, name in (("train", "train"), ("val", "valid"))}
     except Exception as error:
         first = str(error).strip().splitlines()[0]
         raise DataError(f"{path}: expected a dict with 'train' and 'valid' ids ({first}).") from error
+    return {part: split_ids(MemoryRows(ids, f"{path}, {part}")) for part, ids in arrays.items()}
 
 
 def _arrays() -> list:
@@ -193,12 +202,6 @@ def _arrays() -> list:
     for package in ("numpy.core", "numpy._core"):
         made += [(getattr(multiarray, name), f"{package}.multiarray.{name}") for name in ("_reconstruct", "scalar")]
     return made
-
-
-def _ids(rows: Rows) -> np.ndarray:
-    if len(rows.shape) != 1 or rows.dtype.kind not in "iu":
-        raise DataError(f"{rows.where}: a split must be integer node ids [n]; got {rows.dtype} {list(rows.shape)}.")
-    return rows.read(0, rows.shape[0])
 
 
 def _single(counts: np.ndarray, raw: Path) -> int:

@@ -13,7 +13,7 @@ from joestar.data.folder_writer import open_to_append, write_all
 from joestar.data.in_order import in_order, threads_for
 from joestar.data.journal import Journal
 from joestar.data.progress import Progress
-from joestar.data.rows import ColumnRows, FileRows, PackedRows, Rows
+from joestar.data.rows import ColumnRows, FileRows, PackedRows, Rows, reading
 from joestar.data.text_blocks import Block, blocks, columns_of, layout_of
 from joestar.errors import DataError
 
@@ -100,19 +100,25 @@ class ParquetEdges:
         self.columns = choose(list(self.file.schema_arrow.names))
         self.others = [name for name in self.file.schema_arrow.names if name not in self.columns]
         self.batches, self.at, self.rest = None, 0, None
+        self.errors = (pyarrow.ArrowException, StopIteration)
 
     def read(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(sources, destinations) of the edges from position ``first``."""
+        with reading(self.where, *self.errors):
+            found = self._pieces(first, min(count, self.count - first))
+        return tuple(self._side(found, name, first) for name in self.columns)
+
+    def _pieces(self, first: int, count: int) -> list:
         if self.batches is None or first != self.at:
             self._start(first, count)
-        found, missing = [], min(count, self.count - first)
+        found, missing = [], count
         while missing > 0:
             piece = self.rest if self.rest is not None and self.rest.num_rows else next(self.batches)
             found.append(piece.slice(0, missing))
             self.rest = piece.slice(missing) if piece.num_rows > missing else None
             missing -= found[-1].num_rows
-        self.at = first + min(count, self.count - first)
-        return tuple(self._side(found, name, first) for name in self.columns)
+        self.at = first + count
+        return found
 
     def _start(self, first: int, count: int) -> None:
         """Begins at the row group that has an edge."""

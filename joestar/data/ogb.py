@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data.archive import Archive
+from joestar.data.float32 import in_float32
 from joestar.data.labels import from_array
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
@@ -94,11 +95,11 @@ def read_table(path: Path, dtype) -> np.ndarray:
     """A gzipped CSV file of numbers, two-dimensional; an empty or quoted-empty field is NaN.
 
     Raises:
-        DataError: the file is missing, cut short, or holds something that is no number.
+        DataError: the file is missing, cut short, or holds something that is no number; of float32, an infinite one.
     """
     if not path.exists():
         raise DataError(f"{path} is missing; {_listing(path.parent)} Is the download complete?")
-    options = {"delimiter": ",", "ndmin": 2, "dtype": dtype}
+    options = {"delimiter": ",", "ndmin": 2, "dtype": np.float64 if dtype == np.float32 else dtype}
     if np.issubdtype(dtype, np.floating) and path.name == "node-label.csv.gz":
         options |= {"quotechar": '"', "converters": lambda text: float(text or "nan")}
     try:
@@ -109,11 +110,29 @@ def read_table(path: Path, dtype) -> np.ndarray:
         raise DataError(f"{path}: expected comma-separated numbers, gzipped, but {error}. Is it complete?") from error
     if not table.size:
         raise DataError(f"{path}: expected comma-separated numbers, but the file is empty. Is the download complete?")
-    return table
+    if table.dtype != dtype:
+        _check_finite(table, path)
+    return table if table.dtype == dtype else in_float32(table, str(path))
+
+
+def _check_finite(table: np.ndarray, path: Path) -> None:
+    places = np.argwhere(np.isinf(table))
+    if len(places):
+        row, column = places[0]
+        raise DataError(f"{path}: expected finite numbers; row {row}, column {column} is {table[row, column]}.")
 
 
 def read_split(folder: Path, name: str) -> dict[str, np.ndarray]:
     """The official split of a dataset folder; empty if there is none."""
+    return {part: read_table(path, np.int64)[:, 0] for part, path in split_files(folder, name).items()}
+
+
+def split_files(folder: Path, name: str) -> dict[str, Path]:
+    """The files of ``read_split``.
+
+    Raises:
+        DataError: there are several splits, and none is the official one.
+    """
     split = folder / "split"
     schemes = sorted(path.name for path in split.iterdir() if path.is_dir()) if split.is_dir() else []
     if not schemes:
@@ -123,7 +142,7 @@ def read_split(folder: Path, name: str) -> dict[str, np.ndarray]:
         if len(schemes) > 1:
             raise DataError(f"{split}: expected one split scheme; found {', '.join(schemes)}. Remove all but one.")
         scheme = schemes[0]
-    return {part: read_table(split / scheme / f"{file}.csv.gz", np.int64)[:, 0] for part, file in SPLIT_FILES.items()}
+    return {part: split / scheme / f"{file}.csv.gz" for part, file in SPLIT_FILES.items()}
 
 
 def _single(counts: np.ndarray, raw: Path) -> int:

@@ -3,7 +3,10 @@
 Nothing is mapped: what is read counts once, and is gone when it is let go.
 """
 
+import contextlib
 import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +29,15 @@ class Rows(Protocol):
 
     def read(self, first: int, count: int) -> np.ndarray:
         """Rows ``first`` to ``first + count``."""
+
+
+@contextlib.contextmanager
+def reading(where: str, *errors: type[Exception]) -> Iterator[None]:
+    """Makes errors of the disk, and ``errors``, a ``DataError`` of what is read: others are of what is written."""
+    try:
+        yield
+    except (OSError, *errors) as error:
+        raise DataError(f"{where}: it cannot be read ({error}). Is the file complete?") from error
 
 
 class MemoryRows:
@@ -60,7 +72,7 @@ class FileRows:
     def read(self, first: int, count: int) -> np.ndarray:
         """Rows ``first`` to ``first + count``."""
         count = max(0, min(count, self.shape[0] - first))
-        with open(self.path, "rb", buffering=0) as file:
+        with reading(self.where), open(self.path, "rb", buffering=0) as file:
             file.seek(self.offset + first * self.row_bytes)
             values = np.fromfile(file, self.dtype, count * self.width)
         if values.size != count * self.width:
@@ -87,7 +99,7 @@ class PackedRows:
             self._skip((first - self.at) * self.row_bytes)
             values = np.empty((count, *self.shape[1:]), self.dtype)
             self._fill(memoryview(values).cast("B") if values.size else memoryview(b""))
-        except (OSError, EOFError, zipfile.BadZipFile, ValueError) as error:
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError) as error:
             raise DataError(
                 f"{self.where}: it cannot be unpacked ({error}), after row {self.at}. Is the download complete?"
             ) from error
@@ -122,7 +134,7 @@ class ColumnRows:
         count = max(0, min(count, self.shape[0] - first))
         made = np.empty((count, self.shape[1]), self.dtype)
         flat = self.columns
-        with open(flat.path, "rb", buffering=0) as file:
+        with reading(self.where), open(flat.path, "rb", buffering=0) as file:
             for place in range(self.shape[1]):
                 file.seek(flat.offset + (place * self.shape[0] + first) * self.dtype.itemsize)
                 made[:, place] = np.fromfile(file, self.dtype, count)
@@ -159,7 +171,7 @@ def npz_rows(path: Path, key: str) -> Rows:
                 header = member.tell()
     except KeyError:
         raise DataError(f"{path}: the key {key!r} is missing; the file has {', '.join(npz_keys(path))}.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{where}: expected an array of numbers, but it cannot be read ({error}).") from None
     if info.compress_type == zipfile.ZIP_STORED:
         with open(path, "rb") as file:

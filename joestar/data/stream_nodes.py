@@ -155,27 +155,37 @@ class Labels:
         return y
 
     def _targets(self, y: np.ndarray, first: int) -> np.ndarray:
-        y = y.astype(np.float32)
+        with np.errstate(over="ignore"):
+            y = y.astype(np.float32)
         if np.isinf(y).any():
             row = int(np.argwhere(np.isinf(y))[0][0])
             raise DataError(f"{self.y.where}: targets must be finite numbers of float32; row {first + row} is not.")
         self.known += int(np.count_nonzero(~np.isnan(y)))
-        self.binary = self.binary and bool(((y == 0) | (y == 1) | np.isnan(y)).all())
+        other = ~((y == 0) | (y == 1) | np.isnan(y))
+        if self.task == "classes" and other.any():
+            raise _bad(
+                y.reshape(len(y), -1),
+                other.reshape(len(y), -1),
+                first,
+                self.y.where,
+                "task='classes' with labels [N, T] needs 0 and 1 (NaN where unknown)",
+            )
+        self.binary = self.binary and not other.any()
         return y
 
 
 class TextRows:
-    """Rows of numbers of a text file without header, float32, parsed as they are read, from the first to the last.
+    """Rows of numbers of a text file without header, float64, parsed as they are read, from the first to the last.
 
     Args:
         rows: how many there must be. limit: bytes to work in.
 
     Raises:
-        DataError: a field is no number, or there are fewer rows; names line and field.
+        DataError: a field is no number; names line and field. There are fewer rows, or more.
     """
 
     def __init__(self, path, rows: int, limit: int):
-        self.path, self.where, self.dtype = path, str(path), np.dtype(np.float32)
+        self.path, self.where, self.dtype = path, str(path), np.dtype(np.float64)
         layout = layout_of(path, False, ",")
         self.shape = (rows, len(layout.names))
         self.block = int(max(1 << 12, min(1 << 24, limit // 16)))
@@ -184,7 +194,7 @@ class TextRows:
     def read(self, first: int, count: int) -> np.ndarray:
         """Rows ``first`` to ``first + count``; those before are parsed and passed over."""
         if self.stream is None or first < self.at:
-            self.stream, self.at, self.rest = self._parsed(), 0, np.empty((0, self.shape[1]), np.float32)
+            self.stream, self.at, self.rest = self._parsed(), 0, np.empty((0, self.shape[1]))
         found, missing = [], count
         while missing:
             piece = self.rest if len(self.rest) else next(self.stream, None)
@@ -197,10 +207,18 @@ class TextRows:
             self.rest, self.at = piece[skip + len(part) :], self.at + skip + len(part)
             missing -= len(part)
             found.append(part)
-        return np.concatenate(found) if found else np.empty((0, self.shape[1]), np.float32)
+        if self.at == self.shape[0]:
+            self._check_end()
+        return np.concatenate(found) if found else np.empty((0, self.shape[1]))
+
+    def _check_end(self) -> None:
+        if len(self.rest) or any(len(piece) for piece in self.stream):
+            raise DataError(
+                f"{self.path}: expected {self.shape[0]} rows, one per node; the file has more. Is it that of the graph?"
+            )
 
     def _parsed(self):
         width = self.shape[1]
         for block in blocks(self.path, self.block):
-            columns = columns_of(block, self.path, width, list(range(width)), ",", np.float32)
-            yield np.stack(columns, axis=1) if columns else np.empty((0, width), np.float32)
+            columns = columns_of(block, self.path, width, list(range(width)), ",", np.float64)
+            yield np.stack(columns, axis=1) if columns else np.empty((0, width))

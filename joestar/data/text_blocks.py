@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import io
+import math
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Blo
 
 
 def columns_of(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:
-    """The wanted columns of a block, each of ``dtype``, int64 or float32.
+    """The wanted columns of a block, each of ``dtype``, int64 or float64.
 
     Raises:
         DataError: naming the first line and field that is no such number.
@@ -82,7 +83,7 @@ def columns_of(block: Block, path: Path, width: int, wanted: list[int], delimite
     found = _by_arrow(block, width, wanted, delimiter, dtype)
     if found is None:
         found = _by_numpy(block, width, wanted, delimiter, dtype)
-    if found is None:
+    if found is None or any(column.dtype.kind == "f" and np.isinf(column).any() for column in found):
         found = _line_by_line(block, path, width, wanted, delimiter, dtype)
     return found
 
@@ -145,6 +146,8 @@ def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delim
             field = fields[place].strip().strip('"')
             try:
                 value = number_of(field, number)
+                if number is float and math.isinf(value) and "inf" not in field.lower():
+                    raise OverflowError(f"{field} is beyond float64")
                 values.append(value if number is float else int(np.int64(value)))
             except (ValueError, OverflowError):
                 raise DataError(

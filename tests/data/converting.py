@@ -65,13 +65,15 @@ def write_edges(path, form, edges, header=True):
 
 
 def whole_folder(path, nodes=90, edges=700):
-    """A folder of edges, features, labels and splits."""
+    """A folder of edges, features, labels, some of them missing, and splits of the labelled nodes."""
     path.mkdir(exist_ok=True)
     random = np.random.default_rng(3)
     write_edges(path, "npy", random.integers(0, nodes, (2, edges)))
     np.save(path / "features.npy", random.standard_normal((nodes, 5)))
-    np.save(path / "labels.npy", np.where(random.random(nodes) < 0.2, np.nan, random.integers(0, 4, nodes)))
-    for part, ids in zip(("train", "val", "test"), np.split(random.permutation(nodes), [40, 60]), strict=True):
+    labels = np.where(random.random(nodes) < 0.2, np.nan, random.integers(0, 4, nodes))
+    np.save(path / "labels.npy", labels)
+    order = random.permutation(np.flatnonzero(~np.isnan(labels)))
+    for part, ids in zip(("train", "val", "test"), np.split(order, [nodes // 2, nodes * 2 // 3]), strict=True):
         np.save(path / f"{part}_idx.npy", ids)
     return path
 

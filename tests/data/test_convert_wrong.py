@@ -60,7 +60,7 @@ def csv(text):
         (edit("features.npy", put(77, 3, np.nan)), {"check": True}, "must be finite; row 77, column 3 is nan"),
         (edit("features.npy", put(77, 3, 1e39)), {}, r"beyond float32: store bf16 or fp32; row 77, column 3 is 1e\+39"),
         (edit("features.npy", put(5, 1, 70_000)), {"dtype": "fp16"}, r"beyond float16.*row 5, column 1 is 70000"),
-        (edit("features.npy", lambda x: x[:50]), {}, r"is no node: ids must lie in 0\.\.49 \(50 nodes\)"),
+        (edit("features.npy", lambda x: x[:50]), {}, r"labels.npy: labels must be \[50\] or \[50, T\]"),
         (edit("features.npy", lambda x: x[0]), {}, r"features must be \[N, F\] with F > 0; got \[5\]"),
         (edit("labels.npy", lambda y: y - 2), {}, r"class ids must be 0..C-1.*row \d+ is -2"),
         (edit("labels.npy", lambda y: y + 10**18), {}, r"class ids must be 0..C-1; row \d+ is 1e\+18, beyond"),
