@@ -207,7 +207,7 @@ class _Work:
         if labels is not None:
             found = labels.write(self.writer, self.limit, self.progress)
             facts |= {key: found[key] for key in ("num_classes", "multilabel")}
-            check_labelled(splits, npy_rows(self.writer.folder / "ndata.y.npy"), where)
+            check_labelled(splits, npy_rows(self.writer.folder / "ndata.y.npy"), self.limit, where)
         for part, ids in splits.items():
             self.writer.write(f"{part}_idx", ids)
         return facts

@@ -9,6 +9,8 @@ from joestar.errors import DataError
 
 MOST = 1 << 22
 """Rows of labels that are looked at together, at most."""
+PER_VALUE = 32
+"""Bytes of memory of a label while it is looked at."""
 
 
 def split_ids(rows: Rows) -> np.ndarray:
@@ -42,12 +44,19 @@ def checked_splits(splits: dict[str, np.ndarray], num_nodes: int, where: str) ->
     return made
 
 
-def check_labelled(splits: dict[str, np.ndarray], y: Rows, where: str) -> None:
-    """Raises ``DataError`` for a node of a split that has no label in ``y``, as ``ndata.y`` is stored."""
+def check_labelled(splits: dict[str, np.ndarray], y: Rows, limit: int, where: str) -> None:
+    """Raises ``DataError`` for a node of a split that has no label in ``y``, as ``ndata.y`` is stored.
+
+    Args:
+        limit: bytes to work in.
+    """
+    if not splits:
+        return
     ordered = {part: np.sort(ids) for part, ids in splits.items()}
     bare: dict[str, list[np.ndarray]] = {part: [] for part in ordered}
-    for first in range(0, y.shape[0], MOST):
-        count = min(MOST, y.shape[0] - first)
+    step = max(1, min(MOST, limit // PER_VALUE) // (1 if len(y.shape) == 1 else y.shape[1]))
+    for first in range(0, y.shape[0], step):
+        count = min(step, y.shape[0] - first)
         has_label = np.zeros(count, dtype=bool)
         has_label[labelled_nodes(y.read(first, count))] = True
         for part, ids in ordered.items():

@@ -22,6 +22,7 @@ def test_memory_stays_under_the_limit(tmp_path, monkeypatch):
     np.save(source / "edges.npy", random.integers(0, nodes, (2, count)))
     np.save(source / "features.npy", np.ones((nodes, 16), np.float32))
     np.save(source / "labels.npy", np.ones(nodes))
+    np.save(source / "train_idx.npy", np.arange(0, nodes, 100))
     limit = 2 << 20
     tracemalloc.start()
     try:
