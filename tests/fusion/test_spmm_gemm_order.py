@@ -267,7 +267,22 @@ STEEP = {
     "xlogy": lambda h: torch.special.xlogy(h.square(), h.square()), "entr": lambda h: torch.special.entr(h.square()),
     "float_power": lambda h: torch.float_power(h.square(), 0.5), "rsqrt": lambda h: h.square().rsqrt().reciprocal(),
     "norm": lambda h: h.norm(dim=1, keepdim=True) + h, "deviation": lambda h: h.std(1, keepdim=True) + h,
+    "acosh": lambda h: torch.acosh(1 + h.square().sum(1, keepdim=True)) * h,
+    "acos": lambda h: (1 - h.tanh().abs()).acos(),
+    "addcdiv": lambda h: torch.where(h != 0, torch.addcdiv(h, torch.ones_like(h), h.square()), 0.0).clamp(-3, 3),
+    "atan2": lambda h: torch.atan2(h, h.flip(1)), "log1p": lambda h: torch.where(h > 0, (h.tanh() - 1).log1p(), 0.0),
 }  # fmt: skip
+MASKED = {
+    "mean, filled": lambda h, d: (h / d).masked_fill(d == 0, 0.0),
+    "mean, chosen": lambda h, d: torch.where(d > 0, h / d, torch.zeros_like(h)),
+    "mean, no NaN": lambda h, d: torch.nan_to_num(h / d),
+    "in place": lambda h, d: h.div_(d).nan_to_num_(),
+    "factor": lambda h, d: torch.where(d > 0, h.tanh() * d.pow(-0.5), 0.0),
+    "factor of a factor": lambda h, d: torch.where(d > 0, h * (2 * (1 / d)), 0.0),
+    "addcdiv": lambda h, d: torch.where(d > 0, torch.addcdiv(h, h, d), 0.0),
+    "by its own norm": lambda h, d: torch.where(d > 0, h / h.square().sum(1, keepdim=True).sqrt(), 0.0),
+}
+"""What a mask keeps from the loss: rows without edges over their degree."""
 
 
 @pytest.mark.parametrize("name", STEEP)
@@ -283,6 +298,29 @@ def test_gradients_of_rows_without_edges_reach_nothing(name):
     seeds = case.seeds([*lonely[:1], *SEEDS])
     expected = case.eager(seeds, 0)
     assert lonely
+    same(case.exact(seeds, 0), expected, 1e-11)
+    same(case.padded(seeds, 0), expected, 1e-11)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["degree", "weights"])
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.every(3)
+def test_gradients_of_masked_rows_without_edges_reach_nothing(name, bias, weighted):
+    """A row without edges is 0 over 0, which a mask hides from the loss: its gradient is NaN, and no weight's."""
+
+    def net(m, blocks, x):
+        block = blocks[0]
+        ones = x.new_ones(block.num_edges)
+        degree = block.pull(fn.copy_e(ones), "sum")[:, None] if weighted else block.in_degrees().to(x.dtype)[:, None]
+        h = MASKED[name](block.pull(fn.copy_u(m.first(x)), "sum"), degree)
+        return blocks[1].pull(fn.copy_u(m.second(h)), "sum")
+
+    lonely = torch.nonzero(small_graph().in_degrees() == 0).flatten().tolist()
+    case = captured(Model(net, 8, **linears(bias)), disable=ON)
+    seeds = case.seeds([*lonely[:1], *SEEDS])
+    expected = case.eager(seeds, 0)
+    assert all(grad.isfinite().all() for grad in expected.grads.values())
     same(case.exact(seeds, 0), expected, 1e-11)
     same(case.padded(seeds, 0), expected, 1e-11)
 
@@ -306,6 +344,17 @@ def test_gradients_of_rows_without_edges_reach_nothing(name):
         (lambda x: x.exp() / x.exp().sum(1, keepdim=True), False),
         (lambda x: x.softmax(1).log(), False),
         (lambda x: x / 3, False),
+        (lambda x: x / torch.arange(3.0)[:, None], True),
+        (lambda x: x / torch.arange(3.0)[:, None].clamp(min=1), False),
+        (lambda x: x / (torch.arange(3.0)[:, None] + 1), False),
+        (lambda x: x / torch.arange(2.0), False),
+        (lambda x: x / torch.ones(()), False),
+        (lambda x: x * torch.arange(3.0)[:, None].rsqrt(), True),
+        (lambda x: x * torch.arange(3.0)[:, None].clamp(min=1).rsqrt(), False),
+        (lambda x: x * torch.arange(3.0)[:, None].rsqrt().nan_to_num(), False),
+        (lambda x: x * torch.arange(3.0)[:, None], False),
+        (lambda x: torch.acosh(1 + x), True),
+        (lambda x: torch.addcdiv(x, x, torch.arange(3.0)[:, None]), True),
         (lambda x: x**2, False),
         (lambda x: x.exp().norm(dim=1, keepdim=True) * x, False),
     ],

@@ -197,14 +197,26 @@ def sized(code: Code, h: Rows, hop: Hop) -> Rows:
     return code.rows(form.format(b=b, h=h, w=h.width, **made), h.width)
 
 
+ROOTED = (
+    "{s}.square().sqrt()",
+    "({s} * {s}) ** 0.5",
+    "{s}.square().sqrt().relu()",
+    "torch.where({d} > 0, {s} / {d}, 0.0)",
+    "({s} / {d}).nan_to_num()",
+    "({s}.tanh() * {d}.pow(-0.5)).masked_fill({d} == 0, 0.0)",
+)
+
+
 def rooted_sums(code: Code, h: Rows, hop: Hop) -> Rows:
-    """A root of sums of products: its derivative is infinite where a node has no edges, and reaches no weight there."""
+    """A root of sums of products, or their mean by hand under a mask: its derivative is infinite, or none, where a node
+    has no edges, and reaches no weight there."""
     width = code.width()
     linear = code.own(f"nn.Linear({h.width}, {width}, bias=False)")
     product = code.let(f"{linear}({h}.sigmoid() + 0.1)")  # no row is zero
-    root = code.pick("{s}.square().sqrt()", "({s} * {s}) ** 0.5", "{s}.square().sqrt().relu()")
+    root = code.pick(*ROOTED)
+    degrees = code.let(f"{hop.name}.in_degrees().to({h}.dtype)[:, None]") if "{d}" in root else ""
     sums = code.let(f'{hop.name}.pull(fn.copy_u({product}), "{code.pick("sum", "mean")}")')
-    return code.rows(root.format(s=sums), width)
+    return code.rows(root.format(s=sums, d=degrees), width)
 
 
 STEEP = (

@@ -6,9 +6,16 @@ from torch import fx
 
 _STEEP = frozenset({
     "sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "logit", "special_logit", "hypot", "xlogy", "special_xlogy",
-    "entr", "special_entr", "digamma", "special_digamma", "lgamma", "special_gammaln",
+    "entr", "special_entr", "digamma", "special_digamma", "lgamma", "special_gammaln", "atan2", "arctan2",
 })  # fmt: skip
 """Of any of their arguments."""
+_ELSEWHERE = frozenset({
+    "acos", "acosh", "asin", "atanh", "arccos", "arccosh", "arcsin", "arctanh", "erfinv", "special_erfinv", "log1p",
+    "special_log1p", "special_ndtri", "remainder", "fmod",
+})  # fmt: skip
+"""Steep at other places, which what is computed from 0 may be."""
+_QUOTIENTS = {"div": (0, 1), "true_divide": (0, 1), "divide": (0, 1), "addcdiv": (1, 2)}
+"""Where numerator and divisor are."""
 _POWERS = frozenset({"pow", "float_power"})
 _POSITIVE = frozenset({"exp", "exp2", "sigmoid", "softmax", "_softmax", "softplus", "cosh"})
 """Never 0."""
@@ -17,13 +24,21 @@ _KEEPING = frozenset({
     "sqrt", "slice", "select", "to", "_to_copy", "clone",
 })  # fmt: skip
 """Of what is nowhere 0, neither is what they give, but for sums of nothing, which no edge reads."""
+_PER_EDGE = frozenset({"index_select", "index"})
+_PASSING = frozenset({
+    "mul", "neg", "unsqueeze", "squeeze", "view", "reshape", "expand", "slice", "select", "to", "_to_copy", "clone",
+    "index_select", "index",
+})  # fmt: skip
+"""Of what is infinite, so may be what they give."""
 
 
 def steep_behind(node: fx.Node) -> fx.Node | None:
-    """What is computed from a node and has an infinite derivative where that is 0, if anything.
+    """What is computed from a node and may give it an infinite gradient, or none at all, where that is 0, if anything.
 
-    Roots, logarithms, and what is divided by; but not where ``eps`` is added to their argument, where that is clamped
-    above 0, or is an exponential, a sigmoid, a softmax, or a sum of those.
+    Roots, logarithms, and quotients of which either part may be 0 there, as ``sum / degree`` is; but not where ``eps``
+    is added to the argument or divisor, where that is clamped above 0, or is an exponential, a sigmoid, a softmax, or a
+    sum of those. Masks behind them (``where(degree > 0, sum / degree, 0)``) keep infinities from losses, and give
+    gradients of 0, which an infinite derivative makes NaN.
     """
     seen, stack = {node}, [node]
     while stack:
@@ -45,18 +60,54 @@ def _name(node: fx.Node) -> str:
 
 
 def _is_steep(node: fx.Node, value: fx.Node) -> bool:
-    """Whether a reader of a value is infinitely steep where that is 0."""
+    """Whether a reader of a value may be infinitely steep where that is 0."""
     name = _name(node)
     if name in _POWERS:
         exponent = node.args[1]
         return not (isinstance(exponent, Number) and exponent >= 1) and not _is_apart(node.args[0])
-    if name in ("div", "true_divide", "divide"):
-        return len(node.args) > 1 and node.args[1] is value and not _is_apart(value)
-    return name in _STEEP and not _is_apart(value)
+    if name in _QUOTIENTS:
+        numerator, divisor = (node.args[place] for place in _QUOTIENTS[name])
+        if divisor is value:
+            return not _is_apart(value)
+        return numerator is value and _of_rows(divisor, value) and not _is_apart(divisor)
+    if name == "mul":
+        factors = [factor for factor in node.args[:2] if factor is not value]
+        return any(_of_rows(factor, value) and _may_be_infinite(factor) for factor in factors)
+    return name in _ELSEWHERE or (name in _STEEP and not _is_apart(value))
+
+
+def _of_rows(other, value: fx.Node) -> bool:
+    """Whether an operand has entries for every row: what all share is 0 for none or all of them."""
+    if not isinstance(other, fx.Node):
+        return False
+    mine, theirs = (getattr(node.meta.get("val"), "shape", None) for node in (value, other))
+    if mine is None or theirs is None:
+        return True
+    return len(theirs) >= len(mine) > 0 and not (isinstance(theirs[0], int) and theirs[0] == 1)
+
+
+def _may_be_infinite(value) -> bool:
+    """Whether a factor is computed by what is infinite at 0, of what may be 0."""
+    while isinstance(value, fx.Node):
+        name = _name(value)
+        if name in ("rsqrt", "reciprocal", "log", "log2", "log10"):
+            return not _is_apart(value.args[0])
+        if name in _POWERS:
+            exponent = value.args[1]
+            return not (isinstance(exponent, Number) and exponent >= 0) and not _is_apart(value.args[0])
+        if name in _QUOTIENTS:
+            return not _is_apart(value.args[_QUOTIENTS[name][1]])
+        if name == "mul" and any(_may_be_infinite(factor) for factor in value.args[1:2]):
+            return True
+        if name not in _PASSING:
+            return False
+        value = value.args[0]
+    return False
 
 
 def _is_apart(value) -> bool:
     """Whether a value is kept away from 0 on purpose, or never is 0."""
+    per_edge = False
     while isinstance(value, fx.Node):
         name, rest = _name(value), value.args[1:]
         if name in _POSITIVE:
@@ -65,7 +116,8 @@ def _is_apart(value) -> bool:
             return bool(rest) and isinstance(rest[0], Number) and rest[0] > 0
         if name in ("clamp", "clamp_min"):
             return bool(rest) and isinstance(rest[0], Number) and rest[0] > 0
-        if name not in _KEEPING:
+        if name not in _KEEPING or (name == "spmm" and not per_edge):
             return False
+        per_edge = per_edge or name in _PER_EDGE
         value = value.args[2] if name == "spmm" else value.args[0]
     return True
