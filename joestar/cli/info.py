@@ -132,32 +132,33 @@ def _labels(graph: Graph) -> dict[str, Any] | None:
     y = graph.ndata.get("y")
     if y is None:
         return None
-    if graph.multilabel:
-        return {"classes": graph.num_classes, "multilabel": True, "unlabelled": 0, "largest_share": None}
-    if len(y) > LOOK_AT:
-        classes = None if y.dtype.is_floating_point else graph.num_classes
-        return {"classes": classes, "multilabel": False, "unlabelled": None, "largest_share": None}
-    if y.dtype.is_floating_point:
-        return {"classes": None, "multilabel": False, "unlabelled": int(y.isnan().sum()), "largest_share": None}
-    counts = y[y >= 0].bincount()
-    return {
-        "classes": graph.num_classes,
-        "multilabel": False,
-        "unlabelled": int((y < 0).sum()),
-        "largest_share": float(counts.max() / counts.sum()),
-    }
+    classes = graph.num_classes if graph.multilabel or not y.dtype.is_floating_point else None
+    facts = {"classes": classes, "multilabel": graph.multilabel, "unlabelled": None, "largest_share": None}
+    if y.numel() > LOOK_AT:
+        return facts
+    import torch
+
+    from joestar.data.labels import labelled_nodes
+
+    y = y.cpu()
+    labelled = torch.from_numpy(labelled_nodes(y.numpy()))
+    facts["unlabelled"] = len(y) - len(labelled)
+    if not y.dtype.is_floating_point and len(labelled):
+        counts = y[labelled].bincount()
+        facts["largest_share"] = float(counts.max() / counts.sum())
+    return facts
 
 
 def _classes_text(labels: dict[str, Any] | None) -> str:
     if labels is None:
         return "no labels"
-    if labels["multilabel"]:
-        return f"{labels['classes']} tasks, several per node"
     unlabelled = f"; {labels['unlabelled']:,} nodes unlabelled" if labels["unlabelled"] else ""
+    if labels["multilabel"]:
+        return f"{labels['classes']} tasks, several per node{unlabelled}"
     if labels["classes"] is None:
         return f"targets for regression{unlabelled}"
     if labels["largest_share"] is None:
-        return f"{labels['classes']}"
+        return f"{labels['classes']}{unlabelled}"
     return f"{labels['classes']}, the largest has {labels['largest_share']:.1%} of the labels{unlabelled}"
 
 

@@ -73,8 +73,8 @@ def partition(
     others = _others(compare, method, graph.num_edges)
     settings = {"passes": passes, "cap": cap, "balance": balance, "seed": seed}
     made, row = _measured(graph, parts, method, settings)
+    written = str(made.save(output)) if output else None  # in front of comparisons, which take long and may fail
     rows = [row, *(_measured(graph, parts, other, settings)[1] for other in others)]
-    written = str(made.save(output)) if output else None
     if as_json:
         typer.echo(json.dumps({"graph": graph.name, "parts": parts, "file": written, "methods": rows}, indent=2))
     else:

@@ -1,5 +1,8 @@
 import json
 
+import numpy as np
+import pytest
+import torch
 from typer.testing import CliRunner
 
 import joestar
@@ -21,3 +24,24 @@ def test_another_split_or_place_is_looked_at(tmp_path):
     for flags in (["--split", "random"], ["--root", str(tmp_path)]):
         shown = CliRunner().invoke(app, ["info", "cora", "--json", *flags])
         assert json.loads(shown.stdout)["splits"] == {"train": 1624, "val": 542, "test": 542}
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("y", "multilabel", "facts", "text"),
+    [
+        ([0, 2, -100, 2], False, (3, 1, 2 / 3), "3, the largest has 66.7% of the labels; 1 nodes unlabelled"),
+        ([-100, -100, -100, -100], False, (3, 4, None), "3; 4 nodes unlabelled"),
+        ([0.5, NAN, NAN, 1.0], False, (None, 2, None), "targets for regression; 2 nodes unlabelled"),
+        ([[NAN, NAN], [1.0, NAN], [0.5, 2.0], [NAN, 1.0]], False, (None, 1, None), "regression; 1 nodes unlabelled"),
+        ([[NAN, NAN], [1.0, NAN], [0.0, 1.0], [NAN] * 2], True, (3, 2, None), "several per node; 2 nodes unlabelled"),
+    ],
+)
+def test_unlabelled_are_nodes_without_any_label(y, multilabel, facts, text):
+    graph = joestar.Graph.from_edge_index(np.array([[0, 1], [1, 2]]), 4, ndata={"y": torch.tensor(y)})
+    graph.num_classes, graph.multilabel = 3, multilabel
+    found = info.describe(graph)["labels"]
+    assert (found["classes"], found["unlabelled"], found["largest_share"]) == pytest.approx(facts)
+    assert found["multilabel"] == multilabel and text in info._classes_text(found)

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import joestar
+from joestar.cli import partition
 from joestar.cli.main import app
 from joestar.cli.partition import _others
 
@@ -27,6 +28,21 @@ def test_table_and_file(tmp_path):
     assert max(len(line) for line in lines[:4]) <= 80
     found = joestar.Partitioning.load(file, joestar.load("cora", verbose=False))
     assert found.parts == 16 and found.settings["passes"] == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+def test_parts_are_kept_whatever_becomes_of_comparisons(tmp_path, monkeypatch, error):
+    measured = partition._measured
+
+    def fails(graph, parts, method, settings):
+        if method == "random":
+            raise error("while METIS or another divides")
+        return measured(graph, parts, method, settings)
+
+    monkeypatch.setattr(partition, "_measured", fails)
+    file = tmp_path / "p.npz"
+    assert invoke("cora", "--parts", 4, "--passes", 1, "--out", file, "--compare", "random").exit_code
+    assert joestar.Partitioning.load(file).parts == 4
 
 
 def test_json(tmp_path):
