@@ -1,7 +1,7 @@
 """``Step``: a compiled model and sampler, as a user works with it."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from joestar.runtime.ranks import Ranks, counted
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, with_averages
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_flag, check_seeds
-from joestar.runtime.step_state import load_state, state_of
+from joestar.runtime.step_state import Saved
 from joestar.runtime.tuning import tune as tune_choices
 from joestar.runtime.tuning import tune_together
 from joestar.runtime.update import Update
@@ -39,7 +39,7 @@ EVALUATED = "evaluated"
 """Key of the program of calls in evaluation mode that have gradients: switching modes compiles nothing anew."""
 
 
-class Step(Predictor, Explained):
+class Step(Predictor, Saved, Explained):
     """A compiled model and sampler; made by ``joestar.compile``.
 
     With a loss and an optimizer, ``epoch`` trains and ``step(seeds)`` takes one training step; without, ``step(seeds)``
@@ -105,22 +105,6 @@ class Step(Predictor, Explained):
     def seed(self) -> int:
         """First word of every random key."""
         return self._seed
-
-    @property
-    def keeps_data(self) -> bool:
-        """Whether a step's writes to data of the graph are on the graph itself."""
-        return True
-
-    @property
-    def state_of_all(self) -> bool:
-        """Whether every rank has a part of ``state_dict``, which all call together then; else all have the same."""
-        return False
-
-    @property
-    def epochs_done(self) -> int:
-        """Epochs that were begun and are over: the number of the next one, or of the one that goes on."""
-        unfinished = [epoch.number for epoch in self._unfinished()] + [state["number"] for state in self._resumed]
-        return min([self._epochs, *unfinished])
 
     def _executor(self, kind: str) -> Executor:
         if kind not in self._executors:
@@ -261,14 +245,6 @@ class Step(Predictor, Explained):
         if self._tune:
             tuned = tune_choices if self.group is None else tune_together
             self._tuning, self._tune = tuned(self._runner, seeds, batch), False
-
-    def drop_resumed(self) -> None:
-        """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""
-        self._resumed = []
-
-    def _unfinished(self) -> list[Epoch]:
-        epochs = [ref() for ref in self._begun]
-        return [epoch for epoch in epochs if epoch is not None and epoch.running and epoch.number >= 0]
 
     def _needs_runner(self, what: str) -> StepRunner:
         if self._runner is None:
@@ -411,24 +387,3 @@ class Step(Predictor, Explained):
         runner.restart(self._seed)
         self._epochs = self._calls = 0
         self._resumed = []
-
-    # --- state ---
-
-    def state_dict(self) -> dict:
-        """Everything that it takes to go on in another process, also in the middle of an epoch.
-
-        That is: parameters and buffers, the optimizer as its own ``state_dict`` has it, the random seed, epochs and
-        calls so far, epochs under way and how far they are, bounds and choices of the compiled programs. Tensors are
-        those of the model, not copies. All of it can be written by ``torch.save`` and read with ``weights_only=True``;
-        ``joestar.Checkpoints`` does that.
-        """
-        return state_of(self)
-
-    @torch.inference_mode(False)  # moments and buffers are written outside of it
-    def load_state_dict(self, state: Mapping) -> None:
-        """Takes over what ``state_dict`` returned; the next ``epoch`` goes on with the one that was under way, if any.
-
-        Raises:
-            CheckpointError: for something else, of another format, or of a model, optimizer or program that differs.
-        """
-        load_state(self, state)

@@ -8,3 +8,8 @@ def plain(value):
     if isinstance(value, Integral) and not isinstance(value, int):
         return int(value)
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def is_whole(value) -> bool:
+    """Whether it is one of Python's whole numbers, which True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from joestar.runtime.runner import StepRunner
 from joestar.runtime.seeds import shuffled
 from joestar.runtime.settings import sampler_texts
 from joestar.runtime.state import Run
+from joestar.whole_numbers import is_whole
 
 
 class Epoch(Iterator[Tensor | tuple[Tensor, Tensor]]):
@@ -197,6 +198,58 @@ def check_same(
             f"accumulate={saved}; or, to begin a new epoch instead, call step.drop_resumed() before."
         )
     return state
+
+
+def check_under_way(states) -> None:
+    """Raises ``CheckpointError`` unless these are states of epochs, each with steps still to come."""
+    if not isinstance(states, (list, tuple)) or not all(isinstance(state, Mapping) for state in states):
+        raise CheckpointError("the state's 'under_way': expected a list of epochs, what step.state_dict() returned.")
+    for state in states:
+        for name, least in (("number", 0), ("seeds", 1), ("batch_size", 1), ("position", 0)):
+            _check_number(state, name, least)
+        for name in ("shuffle", "digest"):  # compared with those of the call that goes on
+            if name not in state:
+                raise _wrong(name, "that of the epoch", None)
+        _check_number(state, "position", 0, _most_steps(state) - 1)
+        if "lanes" in state:
+            _check_lanes(state["lanes"], state["position"])
+
+
+def _most_steps(state: Mapping) -> int:
+    """Of an epoch; over partitions, of which some have few seeds, no step has none."""
+    seeds = state["seeds"]
+    if "lanes" in state:
+        return seeds
+    batch = min(seeds, state["batch_size"])
+    return seeds // batch if state.get("drop_last") else -(-seeds // batch)
+
+
+def _check_lanes(lanes, position: int) -> None:
+    """``lanes``: (the step from which on it is so, number of ranks, seeds of each per step)."""
+    right = isinstance(lanes, (list, tuple)) and len(lanes) > 0
+    right = right and all(isinstance(entry, (list, tuple)) and len(entry) == 3 for entry in lanes)
+    right = right and all(is_whole(value) and value >= least for entry in lanes for value, least in _with_least(entry))
+    starts = [entry[0] for entry in lanes] if right else []
+    if not right or starts[0] != 0 or starts[-1] > position or starts != sorted(set(starts)):
+        raise _wrong("lanes", f"triples that begin at ascending steps from 0 to {position}", lanes)
+
+
+def _with_least(entry: Sequence) -> Iterator[tuple]:
+    return zip(entry, (0, 1, 1), strict=True)
+
+
+def _check_number(state: Mapping, name: str, least: int, most: int | None = None) -> None:
+    value = state.get(name)
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        upto = "" if most is None else f" and at most {most}"
+        raise _wrong(name, f"a whole number of at least {least}{upto}", value)
+
+
+def _wrong(name: str, expected: str, came) -> CheckpointError:
+    return CheckpointError(
+        f"the state of an epoch under way, {name!r}: expected {expected}; got {came!r}. The state was changed: to "
+        "begin a new epoch instead, make its 'under_way' an empty list."
+    )
 
 
 def _check_sampler(state: dict, sampler) -> None:

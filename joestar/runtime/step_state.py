@@ -2,13 +2,67 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from joestar import __version__
 from joestar.errors import CheckpointError
 from joestar.runtime.checkpoint import STATE_FORMAT, check_state, load_into, of_python, versions_of
+from joestar.runtime.epochs import Epoch, check_under_way
 from joestar.runtime.settings import sampler_texts
 from joestar.runtime.written_state import check_written, say_what_stays, write_back, written_by
+
+
+class Saved:
+    """The part of a ``Step`` that says all there is to its training, and goes on from there."""
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether a step's writes to data of the graph are on the graph itself."""
+        return True
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether it trains over partitions, with hidden rows of a history: else states of such a step are refused."""
+        return False
+
+    @property
+    def state_of_all(self) -> bool:
+        """Whether every rank has a part of ``state_dict``, which all call together then; else all have the same."""
+        return False
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that were begun and are over: the number of the next one, or of the one that goes on."""
+        unfinished = [epoch.number for epoch in self._unfinished()] + [state["number"] for state in self._resumed]
+        return min([self._epochs, *unfinished])
+
+    def drop_resumed(self) -> None:
+        """Gives up epochs that were under way when the loaded state was saved; the next call begins anew."""
+        self._resumed = []
+
+    def _unfinished(self) -> list[Epoch]:
+        epochs = [ref() for ref in self._begun]
+        return [epoch for epoch in epochs if epoch is not None and epoch.running and epoch.number >= 0]
+
+    def state_dict(self) -> dict:
+        """Everything that it takes to go on in another process, also in the middle of an epoch.
+
+        That is: parameters and buffers, the optimizer as its own ``state_dict`` has it, the random seed, epochs and
+        calls so far, epochs under way and how far they are, bounds and choices of the compiled programs. Tensors are
+        those of the model, not copies. All of it can be written by ``torch.save`` and read with ``weights_only=True``;
+        ``joestar.Checkpoints`` does that.
+        """
+        return state_of(self)
+
+    @torch.inference_mode(False)  # moments and buffers are written outside of it
+    def load_state_dict(self, state: Mapping) -> None:
+        """Takes over what ``state_dict`` returned; the next ``epoch`` goes on with the one that was under way, if any.
+
+        Raises:
+            CheckpointError: for something else, of another format, or of a model, optimizer or program that differs.
+        """
+        load_state(self, state)
 
 
 def state_of(step) -> dict:
@@ -47,6 +101,8 @@ def load_state(step, state: Mapping) -> None:
         CheckpointError: for something else than a state, or one of another format, model, optimizer or program.
     """
     check_state(state)
+    check_under_way(state["under_way"])
+    _check_over_partitions(step, state)
     check_written(_training(step), state.get("written", {}))
     if (state["optimizer"] is None) != (step._runner is None):
         missing = "no optimizer" if state["optimizer"] is None else "an optimizer"
@@ -71,6 +127,17 @@ def load_state(step, state: Mapping) -> None:
     if step._runner is not None:
         step._runner.state.seed = step._seed
         step._runner.state.let_go()
+
+
+def _check_over_partitions(step, state: Mapping) -> None:
+    """Raises ``CheckpointError`` for a state of training over partitions, if the step's is not."""
+    over_partitions = "history" in state or any("lanes" in epoch for epoch in state["under_way"])
+    if over_partitions and not step.keeps_history:
+        raise CheckpointError(
+            "the checkpoint is of training over partitions, whose epochs and hidden rows this step cannot go on with: "
+            "compile with first_stage=joestar.Partitions(...) as it was. To train on in another way, take 'history' "
+            "out of the state and make its 'under_way' an empty list."
+        )
 
 
 def _training(step):

@@ -135,6 +135,10 @@ class PartitionedStep(StagedStep):
     # --- state ---
 
     @property
+    def keeps_history(self) -> bool:
+        return True
+
+    @property
     def state_of_all(self) -> bool:
         """Every rank knows what it has pushed."""
         return self.group is not None

@@ -3,8 +3,11 @@
 import warnings
 from collections.abc import Mapping
 
-from joestar.errors import JoestarWarning
+from joestar.errors import CheckpointError, JoestarWarning
 from joestar.stages.plan import Plan
+from joestar.whole_numbers import is_whole
+
+_CHANGED = "The state was changed: expected what step.state_dict() returned."
 
 
 def room_of(plan: Plan) -> dict[str, dict[str, int | bool]]:
@@ -15,6 +18,19 @@ def room_of(plan: Plan) -> dict[str, dict[str, int | bool]]:
 
 def _sizes(plan: Plan) -> dict[str, int]:
     return {"hot": plan.hot, "cold": plan.cold, "edges": plan.edges}
+
+
+def check_room(state: Mapping) -> None:
+    """Raises ``CheckpointError`` unless what a state says of macro-batches and of room for them are numbers."""
+    if "macro_batch" in state and not (is_whole(state["macro_batch"]) and state["macro_batch"] > 0):
+        raise CheckpointError(
+            f"the state's 'macro_batch': expected a number of seeds above 0, got {state['macro_batch']!r}. {_CHANGED}"
+        )
+    room = state.get("room", {"hot": 0, "cold": 0, "edges": 0})  # earlier states say nothing
+    names = ("hot", "cold", "edges")
+    right = isinstance(room, Mapping) and all(is_whole(room.get(name)) and room[name] >= 0 for name in names)
+    if not right:
+        raise CheckpointError(f"the state's 'room': expected numbers hot, cold and edges, got {room!r}. {_CHANGED}")
 
 
 def compare_room(state: Mapping, plan: Plan) -> None:

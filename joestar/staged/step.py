@@ -24,7 +24,7 @@ from joestar.staged.bounds import look_around
 from joestar.staged.epoch import StagedEpoch, planned_epoch
 from joestar.staged.growth import Growth
 from joestar.staged.predicting import Batches, batches_of
-from joestar.staged.room import compare_room, room_of
+from joestar.staged.room import check_room, compare_room, room_of
 from joestar.staged.written import Written
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -287,6 +287,8 @@ class StagedStep(Step):
 
     def load_state_dict(self, state: Mapping) -> None:
         """As ``Step.load_state_dict``; macro-batches are as large as they were, whatever was planned here."""
+        if isinstance(state, Mapping):
+            check_room(state)
         super().load_state_dict(state)
         if "macro_batch" in state:
             self.first_stage.num_seeds = max(1, state["macro_batch"] // self._world)

@@ -26,7 +26,7 @@ from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchanged import Pulls, Ranks, Rows
 from joestar.stages.history import HistoryStore, Pushed, Replaced
-from joestar.stages.history_state import check_pushes
+from joestar.stages.history_state import check_place, check_pushes
 from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
@@ -327,6 +327,7 @@ class Exchange:
                 "the checkpoint has no history: expected one that was saved in training over partitions. To begin with "
                 "an empty history, load its 'model' into the model."
             )
+        check_place(state)
         whole = self.apart is None or self.ranks.rank == 0
         if whole:
             check_whole(state)

@@ -7,6 +7,18 @@ import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError
+from joestar.whole_numbers import is_whole
+
+
+def check_place(state: dict[str, Any]) -> None:
+    """``CheckpointError`` unless the latest macro-batch, its epoch and the number of that one's first are numbers."""
+    latest, epoch, base = (state[name] for name in ("latest", "epoch", "base"))
+    if not is_whole(latest) or latest < -1:
+        raise _wrong("latest", "the number of a macro-batch, or -1", repr(latest))
+    if epoch is not None and (not is_whole(epoch) or epoch < 0):
+        raise _wrong("epoch", "the number of an epoch, or None", repr(epoch))
+    if not is_whole(base) or not 0 <= base <= latest + 1:
+        raise _wrong("base", f"the number of a macro-batch from 0 to {latest + 1}", repr(base))
 
 
 def check_pushes(state: dict[str, Any], widths: Sequence[int], dtype: torch.dtype, num_nodes: int) -> None:

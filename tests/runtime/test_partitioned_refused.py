@@ -159,3 +159,108 @@ def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):
     step.restart()
     assert step.exchange.latest == -1 and not step.exchange.store.pushed_rows(0)
     assert isinstance(next(step.epoch(graph.train_idx, BATCH)).item(), float)
+
+
+def other_step(graph, parts, kind):
+    """A step of the same model that does not train over these partitions."""
+    if kind == "large":
+        return compiled(graph, joestar.LargeBatch(14))
+    return compiled(graph, None, memory=None, execution=kind)
+
+
+@pytest.mark.parametrize("kind", ["exact", "padded", "large"])
+@pytest.mark.parametrize("without", [(), ("history",), ("under_way",)])
+def test_a_state_over_partitions_is_not_for_steps_without(graph, parts, kind, without):
+    """Else the epoch went on in another order: seeds were trained on twice, others never."""
+    step = compiled(graph, stage_of(parts))
+    epoch = step.epoch(graph.train_idx, BATCH)
+    next(epoch)
+    state = copy.deepcopy(step.state_dict())
+    for name in without:
+        state = state | {name: []} if name == "under_way" else {key: state[key] for key in state.keys() - {name}}
+    other = other_step(graph, parts, kind)
+    next(other.epoch(graph.train_idx, BATCH))
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(CheckpointError, match=r"is of training over partitions.*first_stage=joestar.Partitions"):
+        other.load_state_dict(state)
+    assert same(other.state_dict(), before)
+    other.load_state_dict({key: value for key, value in state.items() if key != "history"} | {"under_way": []})
+    assert len(other.epoch(graph.train_idx, BATCH)) == -(-graph.train_idx.numel() // BATCH)
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def set_in(where, name, value):
+    return lambda state: where(state).__setitem__(name, value)
+
+
+def the_history(state):
+    return state["history"]
+
+
+def the_epoch(state):
+    return state["under_way"][0]
+
+
+def the_room(state):
+    return state["room"]
+
+
+def the_state(state):
+    return state
+
+
+WRONG = {
+    "latest: text": (set_in(the_history, "latest", "x"), "history, 'latest'"),
+    "latest: below": (set_in(the_history, "latest", -5), "history, 'latest'"),
+    "base: none": (set_in(the_history, "base", None), "history, 'base'"),
+    "base: beyond": (set_in(the_history, "base", 10**6), "history, 'base'.*from 0 to"),
+    "epoch: text": (set_in(the_history, "epoch", "a"), "history, 'epoch'"),
+    "epoch: a float": (set_in(the_history, "epoch", 1.0), "history, 'epoch'"),
+    "position: beyond": (set_in(the_epoch, "position", 10**6), "'position': expected .* at most 49; got 1000000"),
+    "position: below": (set_in(the_epoch, "position", -1), "'position'"),
+    "position: a flag": (set_in(the_epoch, "position", True), "'position'"),
+    "number: none": (set_in(the_epoch, "number", None), "'number'"),
+    "batch size: 0": (set_in(the_epoch, "batch_size", 0), "'batch_size'"),
+    "lanes: short": (set_in(the_epoch, "lanes", [[0, 1]]), "'lanes'"),
+    "lanes: behind": (set_in(the_epoch, "lanes", [[0, 1, 7], [40, 1, 7]]), "'lanes'"),
+    "lanes: none": (set_in(the_epoch, "lanes", []), "'lanes'"),
+    "under way: text": (set_in(the_state, "under_way", "x"), "'under_way': expected a list"),
+    "no digest": (lambda state: the_epoch(state).pop("digest"), "'digest'"),
+    "macro-batch: text": (set_in(the_state, "macro_batch", "x"), "'macro_batch': expected a number of seeds"),
+    "macro-batch: 0": (set_in(the_state, "macro_batch", 0), "'macro_batch'"),
+    "room: incomplete": (set_in(the_state, "room", {"hot": 1}), "'room': expected numbers"),
+    "room: below": (set_in(the_room, "cold", -1), "'room'"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def under_way(graph, parts):
+    """A step, and a state of it from the middle of an epoch that it has ended since."""
+    step = compiled(graph, stage_of(parts))
+    epoch = step.epoch(graph.train_idx, BATCH)
+    for _ in range(5):
+        next(epoch)
+    state = copy.deepcopy(step.state_dict())
+    list(epoch)
+    return step, state
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_states_that_were_changed_are_refused(under_way, case):
+    """Before anything is replaced."""
+    step, state = under_way[0], copy.deepcopy(under_way[1])
+    change, said = WRONG[case]
+    change(state)
+    before = copy.deepcopy(step.state_dict())
+    with pytest.raises(CheckpointError, match=said):
+        step.load_state_dict(state)
+    assert same(step.state_dict(), before)
