@@ -20,6 +20,10 @@ _IN_PLACE_BUFFERS = {aten.batch_norm.default}
 _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
 """Ops ``(x, p, train)`` that return ``x`` itself, not a copy, unless they drop something."""
 
+_CONVERSIONS = {
+    aten.to.dtype, aten.to.device, aten.to.other, aten.to.dtype_layout, aten.to.prim_dtype, aten.type_as.default,
+}  # fmt: skip
+
 
 def is_in_place(node: fx.Node) -> bool:
     """Whether the node writes to its first argument (``aten.relu_`` and the like)."""
@@ -43,9 +47,24 @@ def is_view(node: fx.Node) -> bool:
     """Whether the node's tensor, or list of tensors, may share memory with its first argument."""
     if node.target is operator.getitem:
         return is_view(node.args[0])
-    if not isinstance(node.target, OpOverload):
+    if not isinstance(node.target, OpOverload) or converted(node):
         return False
     return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
+
+
+def converted(node: fx.Node) -> bool | None:
+    """Whether a conversion (``to``, ``type_as``) is a new tensor: ``False`` if it gives back the very one, as that has
+    the dtype and is there already; ``None`` of other nodes, and where that cannot be told."""
+    if node.target not in _CONVERSIONS:
+        return None
+    before, after = node.args[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if given.get("copy") or (before.dtype, before.device) != (after.dtype, after.device):
+        return True
+    return False if given.get("memory_format") in (None, torch.preserve_format) else None
 
 
 def outlived_views(node: fx.Node, later: set[fx.Node]) -> list[fx.Node]:
@@ -120,6 +139,8 @@ def remove_in_place(gm: fx.GraphModule) -> int:
         CaptureError: if the written tensor shares memory with another (a view), or the op has no out-of-place twin.
     """
     rewrites = 0
+    for node in [node for node in gm.graph.nodes if is_in_place(node)]:
+        _by_one_name(node.args[0])
     for node in list(gm.graph.nodes):
         if node.target in _DROPOUTS and (not node.args[2] or node.args[1] == 0):
             node.replace_all_uses_with(node.args[0])
@@ -140,6 +161,18 @@ def remove_in_place(gm: fx.GraphModule) -> int:
     _copy_before_writes(gm)
     gm.graph.lint()
     return rewrites
+
+
+def _by_one_name(written: fx.Node) -> None:
+    """What is written is read as itself, not as what a conversion gives that has nothing to convert."""
+    while converted(written) is False:
+        written = written.args[0]
+    for user in list(written.users):
+        if user.args[:1] == (written,) and converted(user) is False:
+            user.replace_all_uses_with(written)
+            user.graph.erase_node(user)
+            _by_one_name(written)
+            return
 
 
 def written_anew(gm: fx.GraphModule, node: fx.Node) -> fx.Node | None:
