@@ -36,19 +36,29 @@ def share(order: Tensor, batch: int, rank: int, world: int) -> tuple[Tensor, int
     return filled, own.numel() + last.numel()
 
 
-def weights(rows: Tensor, batch: int, rank: int, world: int, void: float = float("nan")) -> Tensor:
+def weights(rows: Tensor, batch: int, rank: int, world: int, there: Tensor | None = None) -> Tensor:
     """Of a weighted mean over every global batch, the part that this rank's mean has: float64 ``[steps]``.
+
+    Of a global batch whose weights are all zero one process has what the loss makes of that (NaN, 0, anything): so has
+    any rank with seeds of it, and the first of them has the whole part.
 
     Args:
         rows: weight of every seed of the order, float64 ``[n]``.
-        void: what every rank has of a global batch whose weights are all zero: NaN where one process has NaN.
+        there: where the order has seeds, bool ``[n]``; ``None`` for everywhere.
     """
-    steps = -(-rows.numel() // (batch * world))
-    padded = rows.new_zeros(steps * batch * world)
-    padded[: rows.numel()] = rows
-    sums = padded.view(steps, batch, world).sum(1)
+    sums = _by_rank(rows, batch, world).sum(1)
     whole = sums.sum(1)
-    return torch.where(whole == 0, void, sums[:, rank] / whole)
+    has = torch.ones_like(rows, dtype=torch.bool) if there is None else there
+    first = _by_rank(has, batch, world).any(1).int().argmax(1)
+    return torch.where(whole == 0, (first == rank).double(), sums[:, rank] / whole)
+
+
+def _by_rank(values: Tensor, batch: int, world: int) -> Tensor:
+    """What is one per seed, ``[steps, batch, world]``; zero where the last batch has none."""
+    steps = -(-values.numel() // (batch * world))
+    padded = values.new_zeros(steps * batch * world)
+    padded[: values.numel()] = values
+    return padded.view(steps, batch, world)
 
 
 def present(seeds: int, batch: int, rank: int, world: int, device: torch.device) -> Tensor:

@@ -69,7 +69,7 @@ class Reduction:
             else:
                 happens = self._by_library(layout, given, parts, own, shares, ok, decisive)
             for parameter, piece in zip(parameters, grads, strict=True):
-                parameter.grad = piece if piece.dtype == parameter.dtype else piece.to(parameter.dtype)
+                parameter.grad = _laid_out(piece, parameter)
             sums = iter(statistics)
             for buffer, kept in zip(self._buffers, self._kept, strict=True):
                 new = next(sums).to(buffer.dtype) if buffer.dtype.is_floating_point else buffer
@@ -141,6 +141,13 @@ def _part_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     inner = itertools.accumulate((max(1, size) for size in reversed(shape[1:])), operator.mul, initial=1)
     strides = [*inner][::-1] if shape else []
     return flat.new_empty(0).set_(flat.untyped_storage(), start, shape, strides)
+
+
+def _laid_out(piece: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the order in which the parameter lies in memory, as autograd gives it: fused steps rely on that."""
+    if parameter.is_contiguous():
+        return piece.to(parameter.dtype)
+    return torch.empty_like(parameter).copy_(piece)
 
 
 def _part(value: Tensor, share: Tensor) -> Tensor:

@@ -45,7 +45,6 @@ class LossParts:
     rows: Callable[[Tensor], Tensor] | None
     logged: list[str]
     tried: float
-    void: float = float("nan")
 
 
 def loss_parts(program, seeds: Tensor, graph: Graph, further: bool = False) -> LossParts:
@@ -69,8 +68,7 @@ def loss_parts(program, seeds: Tensor, graph: Graph, further: bool = False) -> L
     trials.check_told()
     for rows in candidates:
         if trials.is_mean(_weights(rows, trials.nodes)):
-            void = 0.0 if rows is known else float("nan")
-            return LossParts(MEAN, rows, trials.logged_kinds(), trials.tried, void)
+            return LossParts(MEAN, rows, trials.logged_kinds(), trials.tried)
     if trials.is_sum():
         return LossParts(SUM, None, trials.logged_kinds(), trials.tried)
     raise ConfigError(

@@ -124,7 +124,7 @@ class Ranks:
         if parts.rows is not None:
             rows = parts.rows(seeds)
             rows = rows if there is None else rows.new_zeros(order.numel()).masked_scatter(there, rows)
-            own = weights(rows, batch, self.rank, self.world, parts.void)
+            own = weights(rows, batch, self.rank, self.world, there)
         logged = [means if kind == MEAN else sums for kind in parts.logged]
         return torch.stack([own, means, *logged], 1)
 
