@@ -100,6 +100,23 @@ def build_model(config: TrainConfig, graph: Graph) -> nn.Module:
     return model_of(config, graph.ndata["x"].shape[1], outputs_of(graph))
 
 
+def autocast_of(graph: Graph) -> torch.dtype | None:
+    """What a model with float32 parameters runs in over the graph's features: their dtype, if that has 16 bits."""
+    dtype = graph.ndata["x"].dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def say_autocast(dtype: torch.dtype | None, console: Console) -> None:
+    """A line about it, if it is none that everybody expects."""
+    if dtype is not None:
+        say(console, f"Features are {named(dtype)}: the model runs under autocast in it, parameters stay float32.")
+
+
+def named(dtype: torch.dtype) -> str:
+    """``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def is_regression(graph: Graph) -> bool:
     """Whether labels are values, not classes."""
     return graph.ndata["y"].dtype.is_floating_point and not graph.multilabel

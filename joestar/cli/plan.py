@@ -72,6 +72,7 @@ def plan(
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
     build.check_graph(graph)
     say(console, f"{graph}, for {device}")
+    build.say_autocast(build.autocast_of(graph), console)
     model = build.build_model(config, graph).to(device)
     budget = free_memory_of(model) if config.memory is None else budget_on(model, config.memory, "--memory")
     sampler = joestar.NeighborSampler(graph, config.fanouts, seed=config.seed)

@@ -102,7 +102,14 @@ def _prepared(
         found,
         graph,
         idx,
-        joestar.compile(model, sampler, backend="eager", execution="exact", deterministic=config.deterministic),
+        joestar.compile(
+            model,
+            sampler,
+            backend="eager",
+            execution="exact",
+            deterministic=config.deterministic,
+            autocast=found.autocast_on(graph),
+        ),
     )
 
 

@@ -34,6 +34,8 @@ def run(
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
+    autocast = build.autocast_of(graph)
+    build.say_autocast(autocast, console)
     config = build.build_backend(config, device, console)
     if config.backend == "inductor":
         say(console, "Compiling the training step: up to a minute or two on a small CPU; --backend eager skips it.")
@@ -52,10 +54,12 @@ def run(
         clip_grad_norm=config.clip_grad_norm,
         backend=config.backend,
         deterministic=config.deterministic,
+        autocast=autocast,
         tune=tune,
     )
     report.command = command(config, steps, ablation, tune)
     report.settings |= {name: _shown(value) for name, value in settings(config).items()}
+    report.settings["autocast"] = "none" if autocast is None else build.named(autocast)
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
     for path in filter(None, files.values()):
         report.save(path)

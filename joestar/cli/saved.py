@@ -16,6 +16,8 @@ from joestar.graph_api import Graph
 FORMAT = 1
 SETTINGS = frozenset(FIELDS) - {"report", "save", "checkpoints", "checkpoint_every", "keep", "resume"}
 """What is taken from a file: not where the run wrote to."""
+AUTOCAST = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What a model may be trained in beside float32, as files name it."""
 MADE_BY = "expected a file that `joestar train --save FILE` wrote"
 
 
@@ -31,6 +33,7 @@ class Saved:
         multilabel: whether several of the classes may hold for a node.
         results: what ``joestar train`` printed.
         regression: whether the outputs are values; class_names: of the classes, if they have names.
+        autocast: what it was trained in, under autocast; ``None``: float32.
     """
 
     path: Path
@@ -42,6 +45,11 @@ class Saved:
     results: dict[str, Any]
     regression: bool = False
     class_names: list[str] | None = None
+    autocast: torch.dtype | None = None
+
+    def autocast_on(self, graph: Graph) -> torch.dtype | None:
+        """What it runs in over a graph: the dtype of features of 16 bits, else what it was trained in."""
+        return build.autocast_of(graph) or self.autocast
 
     def build(self, graph: Graph) -> nn.Module:
         """The model with its parameters, in evaluation mode, on the graph's device.
@@ -78,6 +86,7 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
     Raises:
         ConfigError: the file cannot be written.
     """
+    autocast = build.autocast_of(graph)
     content = {
         "joestar_model": FORMAT,
         "model": {name: value.detach().cpu() for name, value in model.state_dict().items()},
@@ -87,6 +96,7 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
         "multilabel": graph.multilabel,
         "regression": build.is_regression(graph),
         "class_names": graph.class_names,
+        "autocast": None if autocast is None else build.named(autocast),
         "results": results,
     }
     write_checkpoint(path, content)
@@ -107,6 +117,7 @@ def read(path: Path) -> Saved:
         return Saved(
             path, content["model"], config, content["features"], content["classes"], content["multilabel"],
             content["results"], content["regression"], content["class_names"],
+            AUTOCAST[content.get("autocast")],
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is incomplete or of another version of Joestar ({error}); {MADE_BY}.") from error

@@ -92,6 +92,8 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     graph = graph.to(device) if config.memory is None and first_stage is None else graph
     build.check_graph(graph)
     say(console, f"{graph} on {device}")
+    autocast = build.autocast_of(graph)
+    build.say_autocast(autocast, console)
     torch.manual_seed(config.seed)
     model = build.build_model(config, graph).to(device)
     optimizer = build.build_optimizer(config, model)
@@ -105,6 +107,7 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
             backend=config.backend,
             execution=config.execution,
             deterministic=config.deterministic,
+            autocast=autocast,
             memory=config.memory,
             first_stage=first_stage,
             batch_size=config.batch_size,
