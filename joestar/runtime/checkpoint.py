@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joestar.distributed import current
+from joestar.distributed import current, is_first
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
+from joestar.runtime.occupied import TRAINING, WRITING, occupied
 from joestar.whole_numbers import plain
 
 STATE_FORMAT = 1
@@ -113,7 +114,8 @@ class Checkpoints:
 
     A checkpoint is a file that ``torch.load(path, weights_only=True)`` reads: nothing in it is unpickled but tensors,
     numbers, strings and containers of them. It is written beside, flushed to the disk and renamed, so that a process
-    that is killed leaves whole files only, and it carries a SHA-256 of its content.
+    that is killed leaves whole files only, and it carries a SHA-256 of its content. One process writes there at a time:
+    while a ``fit`` does, others are refused.
 
     Args:
         folder: made if it does not exist.
@@ -150,7 +152,8 @@ class Checkpoints:
             The file. Older ones beyond ``keep`` are gone.
 
         Raises:
-            ConfigError: if it cannot be written (a full disk?), on all ranks; the older ones are still there then.
+            ConfigError: if it cannot be written (a full disk?), on all ranks, or another process trains with this
+                folder; the older ones are still there then.
         """
         group = current()
         if group is None:
@@ -159,12 +162,24 @@ class Checkpoints:
         what = f"Checkpoints.save in {self.folder}, {_moment(state)}"
         return Path(group.only_first(what, lambda: str(self.write(state, **more))))
 
+    def occupied(self) -> contextlib.AbstractContextManager:
+        """Within, no other process writes here; of several ranks the first one sees to that.
+
+        Raises:
+            ConfigError: another one does.
+        """
+        return occupied(self.folder, TRAINING) if is_first() else contextlib.nullcontext()
+
     def write(self, step, **more: Any) -> Path:
         """``save``, in this process whatever its rank."""
         state = step if isinstance(step, Mapping) else step.state_dict()
+        with occupied(self.folder, WRITING):
+            return self._written({"step": dict(state), **self.extra, **more})
+
+    def _written(self, content: Mapping) -> Path:
         paths = self.paths()
         path = self.folder / f"checkpoint-{_number(paths[-1]) + 1 if paths else 1:09d}.pt"
-        write_checkpoint(path, {"step": dict(state), **self.extra, **more})
+        write_checkpoint(path, content)
         for old in self.paths()[: -self.keep]:
             old.unlink(missing_ok=True)
         for left in self.folder.glob(".checkpoint-*.tmp"):  # of processes that were killed

@@ -1,5 +1,6 @@
 """Epochs with validation, early stopping and the best parameters kept."""
 
+import contextlib
 import copy
 import math
 import sys
@@ -366,7 +367,13 @@ def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size
     epochs, settings = plain(epochs), settings.plain()
     settings.check(epochs, val_idx is not None)
     run = Fit(step, train_idx, val_idx, batch_size, settings)
-    if val_idx is None:
+    with contextlib.nullcontext() if settings.checkpoints is None else settings.checkpoints.occupied():
+        return _trained(run, epochs)
+
+
+def _trained(run: Fit, epochs: int) -> History:
+    step, settings = run.step, run.settings
+    if run.val_idx is None:
         run._choose({})
     if settings.scheduler is not None:
         run.schedule(epochs)
