@@ -110,6 +110,14 @@ class CodeCollector:
         return Coded(np.concatenate(self.pieces) if self.pieces else np.empty(0, np.int64), values)
 
 
+def on_host(value) -> np.ndarray:
+    """An array, or a tensor as one; bfloat16, which NumPy has not, as float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    return np.asarray(value)
+
+
 def integers(texts: list[str]) -> np.ndarray | None:
     """int64 of texts that are written as integers are; ``None`` if one is not."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data import labels as label_forms
-from joestar.data.columns import Ids
+from joestar.data.columns import Ids, on_host
 from joestar.data.labels import Labels, check_task
 from joestar.data.parts import Options, Parts, to_graph
 from joestar.data.relabel import Numbered, number_nodes
@@ -99,6 +99,8 @@ def from_tables(
     ends = edge_columns(table, source, target)
     weight = _optional(table, weight, WEIGHTS, ends)
     attributes = _rest(table, edge_attr, [*ends, weight])
+    for numbers in ([weight], attributes):  # a weight may be an attribute, too
+        _check_roles(table, {"source": ends[:1], "target": ends[1:], "weight or edge_attr": numbers})
     read = table.read(dict.fromkeys(ends, "id") | {name: "number" for name in (*attributes, weight) if name})
     sides = (read[ends[0]], read[ends[1]])
     known = _read_nodes(nodes, sides, table, ends, (id, features, label, split, task, fill, header, delimiter), notes)
@@ -159,6 +161,7 @@ def _read_nodes(nodes, sides: tuple[Ids, Ids], table, ends: list[str], chosen: t
     if not (split is None or isinstance(split, str)):
         column = None
     widths = [] if x is not None else _rest(found, features, [key, *labels, column])
+    _check_roles(found, {"id": [key], "label": labels, "split": [column], "features": widths})
     roles = {key: "id"} | dict.fromkeys(widths, "number") | {name: "coded" for name in (*labels, column) if name}
     read = found.read(roles)
     numbered = number_nodes(sides, read[key], table, ends, found, key)
@@ -185,9 +188,10 @@ def _without_table(sides, table, ends: list[str], chosen: tuple, task: str | Non
     if isinstance(split, str) and split not in CHOICES:
         wanted["split"] = split
     for what, value in wanted.items():
-        if isinstance(value, (str, list, tuple)) and value and not _is_npy(value):
+        if (isinstance(value, str) or _names_columns(value)) and value and not _is_npy(value):
             raise DataError(
-                f"{what}={value!r} names columns of the nodes, and there is no table of nodes: give nodes=..."
+                f"{what}={value!r} names columns of the nodes, and there is no table of nodes: give "
+                f"nodes=...{_AS_ARRAY}"
             )
     rows = next((len(array) for array in (x, y) if array is not None), None)
     numbered = number_nodes(sides, None, table, ends, None, "", rows)
@@ -247,13 +251,28 @@ def _array(value, what: str) -> np.ndarray | None:
             raise DataError(f"{what}: {value} cannot be read as an .npy file of numbers ({error}).") from None
     if value is None or isinstance(value, (str, bool, int)) or _names_columns(value):
         return None
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    return on_host(value)
 
 
 def _names_columns(value) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(name, (str, int)) for name in value)
+
+
+_AS_ARRAY = " (a list names columns; values, one per node, are an array: numpy.array([...]))"
+
+
+def _check_roles(table, roles: dict[str, list]) -> None:
+    """Raises ``DataError`` for a column that is asked for twice: an id as a number, a label as a feature."""
+    taken: dict[str, str] = {}
+    for role, names in roles.items():
+        for name in filter(None, names):
+            if name in taken:
+                twice = f"twice as {role}" if taken[name] == role else f"as {taken[name]} and as {role}"
+                raise DataError(
+                    f"{table.where}: the column {name!r} is asked for {twice}. Name others, or leave one of the two "
+                    f"out, such as by label=False{_AS_ARRAY}."
+                )
+            taken[name] = role
 
 
 def _column(table, name: str | int, what: str) -> str:
@@ -262,7 +281,9 @@ def _column(table, name: str | int, what: str) -> str:
             raise DataError(f"{table.where}: {what}={name} is no column; there are {len(table.names)}, from 0.")
         return table.names[name]
     if name not in table.names:
-        raise DataError(f"{table.where}: there is no column {name!r} ({what}); there is: {', '.join(table.names)}.")
+        raise DataError(
+            f"{table.where}: there is no column {name!r} ({what}); there is: {', '.join(table.names)}{_AS_ARRAY}."
+        )
     return name
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data import csv_reader
-from joestar.data.columns import coded_of, ids_of, numbers_of
+from joestar.data.columns import coded_of, ids_of, numbers_of, on_host
 from joestar.errors import DataError
 
 TEXT = (".csv", ".tsv", ".txt", ".edges")
@@ -138,7 +138,7 @@ class FrameTable:
     def _array(self, name: str) -> np.ndarray:
         column = self.columns[name]
         if hasattr(column, "detach"):
-            column = column.detach().cpu()
+            column = on_host(column)
         for method in ("to_numpy", "numpy"):
             if hasattr(column, method):
                 array = np.asarray(getattr(column, method)())

@@ -315,3 +315,16 @@ def test_a_header_that_was_taken_for_an_edge_is_named(tmp_path):
     with pytest.raises(DataError, match=r"the node 'a' is not in .* names the columns, .* header=True"):
         joestar.load(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
     assert joestar.load(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv", header=True).num_nodes == 2
+
+
+@pytest.mark.parametrize("with_nodes", [True, False])
+def test_tensors_of_16_bits_are_taken(with_nodes):
+    x = torch.tensor([[0.5, 1], [2, 3], [4, 5]])
+    nodes = {"id": [0, 1, 2], "f": x[:, 0].bfloat16()} if with_nodes else None
+    edges = {"source": torch.tensor([0, 1]), "target": [1, 2], "weight": torch.tensor([0.5, 1.5]).bfloat16()}
+    for dtype in (torch.bfloat16, torch.float16):
+        graph = from_tables(edges, nodes, features=x.to(dtype), label=x[:, 1].to(dtype), task="regression")
+        assert graph.ndata["x"].float().tolist() == x.tolist() and graph.ndata["y"].tolist() == [1.0, 3.0, 5.0]
+        assert graph.edata["edge_weight"].tolist() == [0.5, 1.5]
+    if with_nodes:
+        assert from_tables(edges, nodes, verbose=False).ndata["x"].tolist() == [[0.5], [2.0], [4.0]]

@@ -249,3 +249,35 @@ def test_no_file_of_a_folder_is_passed_over_in_silence(tmp_path, files, message)
         (tmp_path / name).write_text("id,other\n0,1\n1,0\n")
     with pytest.raises(DataError, match=message):
         joestar.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"label": "id"}, "nodes: the column 'id' is asked for as id and as label"),
+        ({"features": ["id", "f"]}, "the column 'id' is asked for as id and as features"),
+        ({"features": ["f", "label"]}, "the column 'label' is asked for as label and as features"),
+        ({"label": "f", "features": ["f"]}, "the column 'f' is asked for as label and as features"),
+        ({"label": ["f", "f"]}, "the column 'f' is asked for twice as label"),
+        ({"features": ["f", 1]}, "the column 'f' is asked for twice as features"),
+        ({"split": "label"}, "the column 'label' is asked for as label and as split"),
+        ({"features": ["split"]}, "the column 'split' is asked for as split and as features"),
+        ({"edge_attr": ["source"]}, "edges: the column 'source' is asked for as source and as weight or edge_attr"),
+        ({"weight": "target"}, "the column 'target' is asked for as target and as weight or edge_attr"),
+        ({"edge_attr": ["weight", "weight"]}, "the column 'weight' is asked for twice as weight or edge_attr"),
+        ({"label": [0, 1, 0]}, r"'id' is asked for as id and as label.*a list names columns; values, .* numpy.array"),
+        ({"label": ["x", "y", "x"]}, r"there is no column 'x' \(label\).*values, one per node, are an array"),
+    ],
+)
+def test_a_column_has_one_role(asked, message):
+    edges = {"source": [0, 1], "target": [1, 2], "weight": [0.5, 1.5]}
+    nodes = {"id": [0, 1, 2], "f": [0.1, 0.2, 0.3], "label": [0, 1, 0], "split": ["train", "val", "test"]}
+    with pytest.raises(DataError, match=message):
+        from_tables(edges, nodes, **asked)
+
+
+def test_lists_of_names_need_a_table_and_lists_of_rows_do_not():
+    edges = {"source": [0, 1], "target": [1, 2]}
+    with pytest.raises(DataError, match=r"names columns of the nodes.*values, one per node, are an array"):
+        from_tables(edges, label=[0, 1, 0])
+    assert from_tables(edges, features=[[0.5, 1], [1, 2], [0, 3]], verbose=False).ndata["x"].tolist()[0] == [0.5, 1]
