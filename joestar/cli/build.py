@@ -12,6 +12,7 @@ from joestar import metrics
 from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.cli.console import say
+from joestar.data.attributes import plain_attributes
 from joestar.distributed import world_size
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
@@ -78,7 +79,7 @@ def build_first_stage(config: TrainConfig, before: Mapping | None = None):
 
 
 def check_graph(graph: Graph) -> None:
-    """Raises ``DataError`` unless the graph has features, labels and splits."""
+    """Raises ``DataError`` unless the graph has features, labels, splits, and a name and names that can be kept."""
     missing = [f"ndata[{key!r}]" for key in ("x", "y") if key not in graph.ndata]
     missing += [f"{part}_idx" for part in ("train", "val", "test") if getattr(graph, f"{part}_idx") is None]
     if missing:
@@ -90,6 +91,7 @@ def check_graph(graph: Graph) -> None:
                 "node instead, write a program with joestar.nn.NodeEmbedding."
             )
         raise DataError(f"the {name} has no {' and no '.join(missing)}; training needs them.{advice}")
+    plain_attributes(graph)  # which --save writes
     for part, ids in (("validation", graph.val_idx), ("test", graph.test_idx)):
         if len(ids) == 0:
             raise DataError(f"the graph {graph.name!r} has an empty {part} set; use --split random to draw one.")

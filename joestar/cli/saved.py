@@ -10,6 +10,7 @@ from torch import nn
 from joestar.cli import build
 from joestar.cli.config import FIELDS, TrainConfig, checked
 from joestar.cli.files import write_checkpoint
+from joestar.data.attributes import plain_attributes
 from joestar.errors import CheckpointError, ConfigError, DataError
 from joestar.graph_api import Graph
 
@@ -95,7 +96,7 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
         "classes": build.outputs_of(graph),
         "multilabel": graph.multilabel,
         "regression": build.is_regression(graph),
-        "class_names": graph.class_names,
+        "class_names": plain_attributes(graph)["class_names"],
         "autocast": None if autocast is None else build.named(autocast),
         "results": results,
     }

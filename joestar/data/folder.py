@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from joestar.data.attributes import plain_attributes, text_of
 from joestar.data.checksums import checksum
 from joestar.data.degrees import degree_facts
 from joestar.data.folder_meta import AGAIN, ATTRIBUTES, is_converted, read_meta
@@ -47,10 +48,10 @@ def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) ->
         The folder.
 
     Raises:
-        DataError: ``folder`` exists, or cannot be written.
+        DataError: ``folder`` exists, or cannot be written; the graph holds what files do not.
     """
     target = Path(folder).expanduser()
-    tensors = _tensors(graph)
+    tensors, attributes = _tensors(graph), plain_attributes(graph)
     for key in tensors:
         check_key(key)
     writer = None
@@ -60,7 +61,7 @@ def save(graph: Graph, folder: str | os.PathLike, *, overwrite: bool = False) ->
             _write(writer, key, tensor)
         indptr, indices = (writer.folder / f"{key}.npy" for key in ("indptr", "indices"))
         degrees = degree_facts(np.load(indptr, mmap_mode="r"), np.load(indices, mmap_mode="r"))
-        writer.finish(**{name: getattr(graph, name) for name in ATTRIBUTES}, **degrees, directed=None, source=None)
+        writer.finish(**attributes, **degrees, directed=None, source=None)
     except OSError as error:
         raise full(target, error) from error
     finally:
@@ -152,7 +153,7 @@ def _mapping_arrays(mapping: NodeMapping | None) -> dict[str, torch.Tensor]:
             "graph.mapping = NodeMapping(numpy.array(list(map(str, graph.mapping.raw)), dtype=object)), or set it to "
             "None."
         )
-    texts = [text.encode() for text in mapping.raw.tolist()]
+    texts = [text_of(text, "an id of graph.mapping").encode() for text in mapping.raw.tolist()]
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts], dtype=np.int64)]).astype(np.int64)
     joined = np.frombuffer(b"".join(texts), dtype=np.uint8)
     return {"mapping_text": from_array(joined.copy(), "text"), "mapping_offsets": torch.from_numpy(offsets)}

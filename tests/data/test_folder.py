@@ -12,7 +12,7 @@ from joestar.cli.info import describe
 from joestar.data import checksums, degrees
 from joestar.data.folder_writer import FolderWriter
 from joestar.errors import DataError
-from joestar.graph_api import Graph
+from joestar.graph_api import Graph, NodeMapping
 
 from .small import SPLITS, edge_set
 
@@ -321,3 +321,51 @@ def test_what_may_not_be_mapped_to_be_written_to_is_mapped_to_be_read(tmp_path, 
 
     monkeypatch.setattr(np, "load", refusing)
     assert torch.equal(joestar.data.load(folder).ndata["y"], graph.ndata["y"])
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "kept"),
+    [
+        ("num_classes", np.int64(2), 2),
+        ("num_classes", torch.tensor(2), 2),
+        ("class_names", np.array(["a", "b"]), ["a", "b"]),
+        ("class_names", np.array(["a", "b"], dtype=object), ["a", "b"]),
+        ("class_names", ("a", np.str_("b")), ["a", "b"]),
+        ("class_names", np.array([3, 5]), ["3", "5"]),
+        ("multilabel", np.bool_(False), False),
+        ("name", np.str_("mine"), "mine"),
+    ],
+)
+def test_numbers_and_text_of_any_kind_are_kept(tmp_path, attribute, value, kept):
+    graph = make_graph()
+    graph.num_classes, graph.class_names = 2, None
+    setattr(graph, attribute, value)
+    found = getattr(joestar.load(joestar.data.save(graph, tmp_path / "graph")), attribute)
+    assert found == kept and type(found) is type(kept)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("num_classes", 2.0, r"graph.num_classes must be a whole number or None; got 2.0"),
+        ("num_classes", "2", r"graph.num_classes must be a whole number"),
+        ("class_names", ["a"], r"graph.class_names has 1 names, but graph.num_classes is 2"),
+        ("class_names", "ab", r"graph.class_names must be a list of text"),
+        ("class_names", ["a", None], r"graph.class_names must be text; got None"),
+        ("class_names", ["a", "\ud800"], r"graph.class_names: .* holds half of a character"),
+        ("name", "\ud800", r"graph.name: .* holds half of a character"),
+        ("name", 3, r"graph.name must be text; got 3"),
+        (
+            "mapping",
+            NodeMapping(np.array([*"abcdef", "\udfff"], dtype=object)),
+            "an id of graph.mapping: .* holds half",
+        ),
+    ],
+)
+def test_what_no_file_has_is_told_before_anything_is_written(tmp_path, attribute, value, message):
+    graph = make_graph()
+    graph.num_classes, graph.class_names = 2, None
+    setattr(graph, attribute, value)
+    with pytest.raises(DataError, match=message):
+        joestar.data.save(graph, tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
