@@ -77,7 +77,8 @@ def from_tables(
             without ``nodes``, row i is of the node with the id i.
         label: column of ``nodes`` for ``ndata["y"]``: text becomes classes (``graph.class_names``), whole numbers are
             classes, others targets; empty: unlabelled. Several columns: targets ``[N, T]``. ``None``: one called
-            ``label``, ``y`` or ``class``; ``False``: none. Or an array or ``.npy`` file, as for ``features``.
+            ``label``, ``y`` or ``class``, unless it is empty; ``False``: none. Or an array or ``.npy`` file, as for
+            ``features``.
         split: a column of ``nodes`` with ``train``, ``val`` and ``test``; or shares of the labelled nodes, such as
             ``(0.6, 0.2, 0.2)``; ``None``: a column called ``split``, else ``"random"``, which is 60/20/20.
         seed: of the random split.
@@ -171,6 +172,8 @@ def _read_nodes(nodes, sides: tuple[Ids, Ids], table, ends: list[str], chosen: t
         for place, name in enumerate(widths):
             x[:, place] = _filled(found, name, read.pop(name), fill)
         notes.append(f"features: {len(widths)} columns ({', '.join(widths[:4])}{', ...' if len(widths) > 4 else ''})")
+    if label is None and labels and all(value is None for value in read[labels[0]].values):
+        notes.append(f"{labels.pop()}: empty, the graph has no labels")
     given = y is not None
     y = label_forms.from_array(y, count, "label", task) if given else _of_columns(found, labels, read, task)
     if labels and y is not None:

@@ -10,8 +10,9 @@
 | ``edge_weight``, ``edge_attr`` | optional: numbers ``[E]``, ``[E]`` or ``[E, D]``; reverses have those of their edge |
 | ``train_idx``, ``val_idx``, ``test_idx`` | the official split; optional, all or none |
 
-Duplicate edges and self-loops are dropped unless the caller chooses otherwise. Sparse features become dense float32
-rows, each divided by the square root of its sum. Other keys are not read, and named.
+Without ``y`` the graph has no labels; one of ``x`` and ``y`` is there. Duplicate edges and self-loops are dropped
+unless the caller chooses otherwise. Sparse features become dense float32 rows, each divided by the square root of its
+sum. Other keys are not read, and named.
 """
 
 import zipfile
@@ -40,11 +41,17 @@ def read_npz(path: Path, options: Options) -> Parts:
     """
     where = str(path)
     arrays = _open(path)
-    _require(arrays, ("edge_index", "y"), where)
+    _require(arrays, ("edge_index",), where)
     edges = arrays["edge_index"]
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{where}: edge_index must be integers [2, E]; got {edges.dtype} {list(edges.shape)}.")
-    if arrays["y"].ndim == 0:
+    x, y = _features(arrays, where), arrays.get("y")
+    if x is None and y is None:
+        raise DataError(
+            f"{where}: neither 'x' nor 'y' is there, which say how many nodes there are; the file has "
+            f"{', '.join(sorted(arrays))}."
+        )
+    if y is not None and y.ndim == 0:
         raise DataError(f"{where}: y must have one row per node; got a single value.")
     symmetric = arrays.get("symmetric", np.uint8(0))
     if symmetric.size != 1 or symmetric.dtype.kind not in "iub" or int(symmetric.reshape(())) not in (0, 1):
@@ -52,17 +59,18 @@ def read_npz(path: Path, options: Options) -> Parts:
     edata = {key: _edge_data(arrays[key], key, edges.shape[1], where) for key in EDGE_KEYS if key in arrays}
     rules = options.rules(EdgeRules(undirected=not symmetric))
     edges = from_array(edges, f"{where}: edge_index", DataError).numpy()  # unsigned numbers as int64
-    structure = make_structure(edges[0], edges[1], len(arrays["y"]), rules, where, order=bool(edata))
+    structure = make_structure(edges[0], edges[1], len(x if y is None else y), rules, where, order=bool(edata))
     notes = []
     if symmetric and structure.one_way and options.undirected is None:
         notes.append(f"symmetric is 1, but {structure.one_way:,} edges have no reverse (undirected=True adds them).")
     others = sorted(arrays.keys() - KNOWN)
     if others:
         notes.append(f"keys that are not read: {', '.join(map(repr, others))}; read are {', '.join(sorted(KNOWN))}.")
-    x = _features(arrays, where)
     if x is None:
         notes.append("no key 'x': the graph has no features (joestar.nn.NodeEmbedding learns some).")
-    return Parts(where, path.stem, structure, x, arrays["y"], _splits(arrays, where), edata, notes)
+    if y is None:
+        notes.append("no key 'y': the graph has no labels.")
+    return Parts(where, path.stem, structure, x, y, _splits(arrays, where), edata, notes)
 
 
 def _edge_data(values: np.ndarray, key: str, edges: int, where: str) -> np.ndarray:

@@ -250,3 +250,19 @@ def test_classes_that_the_model_does_not_know_are_refused(tmp_path):
         assert "knows the classes amber, blue, but labels of the graph" in error
         assert f"are {'coral' if numbers is None else '0, 1'}: give a graph with the classes" in error
         call("predict", best, other, "--out", tmp_path / "p.csv")
+
+
+def test_predictions_need_no_labels(tmp_path):
+    folder = write_tables(tmp_path / "all", NAMES)
+    best, labelled, bare = trained_on(folder), tmp_path / "labelled.csv", tmp_path / "bare.csv"
+    call("predict", best, folder, "--full", "--out", labelled)
+    rows = (folder / "nodes.csv").read_text().splitlines()
+    (folder / "nodes.csv").write_text("\n".join([rows[0], *(row.rsplit(",", 1)[0] + "," for row in rows[1:])]) + "\n")
+    call("predict", best, folder, "--full", "--out", bare)
+    assert bare.read_text() == labelled.read_text()
+    assert "has no labels to score against" in call("evaluate", best, folder, "--nodes", "all", code=2)
+    assert "no ndata['y']" in " ".join(call("train", folder, code=2).split())
+    x = np.random.default_rng(0).standard_normal((5, len(COLOURS)))
+    np.savez(tmp_path / "bare.npz", edge_index=[[0, 1], [1, 2]], x=x)
+    call("predict", best, tmp_path / "bare.npz", "--out", bare)
+    assert len(bare.read_text().splitlines()) == 6

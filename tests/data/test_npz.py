@@ -106,7 +106,8 @@ def test_two_label_columns_are_a_multilabel_task(write, arrays):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"y": None}, "the key 'y' is missing; the file has"),
+        ({"y": None, "x": None}, "neither 'x' nor 'y' is there, which say how many nodes there are; the file has"),
+        ({"edge_index": None}, "the key 'edge_index' is missing; the file has"),
         ({"x": None, "x_data": np.ones(3)}, "the key 'x_indptr' is missing"),
         ({"val_idx": None}, "the key 'val_idx' is missing"),
         ({"edge_index": EDGES.astype(np.float32)}, r"edge_index must be integers \[2, E\]; got float32"),
@@ -200,3 +201,19 @@ def test_features_of_other_machines(tmp_path):
     (tmp_path / "e.csv").write_text("src,dst\n0,1\n1,2\n")
     graph = joestar.load(tmp_path / "e.csv", features=tmp_path / "x.npy")
     assert graph.ndata["x"].flatten().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_without_labels(write, arrays, capsys, sparse):
+    del arrays["y"]
+    if sparse:
+        del arrays["x"]
+        arrays |= {"x_indptr": np.arange(NUM_NODES + 1), "x_indices": np.zeros(NUM_NODES, np.int64)}
+        arrays |= {"x_data": np.ones(NUM_NODES), "x_shape": np.array([NUM_NODES, 3])}
+    graph = joestar.data.load(write(arrays))
+    assert set(graph.ndata) == {"x"} and graph.num_nodes == NUM_NODES and graph.num_classes is None
+    assert graph.train_idx.tolist() == SPLITS["train"], "the official split needs none"
+    assert "no key 'y': the graph has no labels" in capsys.readouterr().err
+    for part in SPLITS:
+        del arrays[f"{part}_idx"]
+    assert joestar.data.load(write(arrays)).train_idx is None

@@ -328,3 +328,11 @@ def test_tensors_of_16_bits_are_taken(with_nodes):
         assert graph.edata["edge_weight"].tolist() == [0.5, 1.5]
     if with_nodes:
         assert from_tables(edges, nodes, verbose=False).ndata["x"].tolist() == [[0.5], [2.0], [4.0]]
+
+
+def test_an_empty_column_of_labels_that_nobody_asked_for_is_none(tmp_path, capsys):
+    for nodes in ({"id": [0, 1, 2], "f": [1, 2, 3], "y": [np.nan] * 3}, tmp_path / "nodes.csv"):
+        (tmp_path / "nodes.csv").write_text("id,f,y\n0,1,\n1,2,NA\n2,3,\n")
+        graph = from_tables({"source": [0, 1], "target": [1, 2]}, nodes)
+        assert set(graph.ndata) == {"x"} and graph.ndata["x"].shape == (3, 1) and graph.train_idx is None
+        assert "y: empty, the graph has no labels" in capsys.readouterr().err

@@ -88,7 +88,12 @@ CASES = {
     ),
     "split name": (EDGES, NODES, {"split": "fold"}, r"nodes.csv: there is no column 'fold'"),
     "shares": (EDGES, NODES, {"split": (0.8, 0.4)}, r"split: expected shares such as \(0.6, 0.2, 0.2\)"),
-    "no labels": (EDGES, "id,label\na,\nb,NA\nc,\n", {}, "column 'label': not one label; all values are missing"),
+    "no labels": (
+        EDGES,
+        "id,label\na,\nb,NA\nc,\n",
+        {"label": "label"},
+        "column 'label': not one label; all values are missing",
+    ),
     "negative class": (EDGES, "id,y\na,-1\nb,0\nc,1\n", {}, "the label -1 is negative: leave labels .* empty"),
     "number as class": (
         EDGES,
