@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from joestar.data.convert_inputs import Inputs, chooser, find_inputs
+from joestar.data.convert_inputs import Inputs, check_text, chooser, find_inputs
 from joestar.data.degrees import degrees_of
 from joestar.data.edge_sources import Edges, ParquetEdges, array_edges, fingerprint, text_edges
 from joestar.data.external_sort import MOST_NODES, Sorter, highest_id
@@ -88,7 +88,7 @@ def convert(
 
     Raises:
         DataError: a file is missing, damaged or of another form; it names the file and row. The disk is full.
-        ConfigError: an unknown dtype or task.
+        ConfigError: an unknown dtype or task; header, delimiter or columns of edges that are no such table.
     """
     limit = _checked(memory, dtype, task, num_nodes)
     target = check_target(Path(folder), overwrite)
@@ -97,6 +97,7 @@ def convert(
     extra = [None if path is None else Path(path).expanduser() for path in (features, labels)]
     inputs = find_inputs(source, *extra, limit)
     check_target(Path(folder), overwrite, (source, *inputs.files))
+    check_text(inputs, header, delimiter, columns)
     rules = Options(undirected=undirected, drop_duplicates=drop_duplicates, drop_self_loops=drop_self_loops).rules(
         inputs.usual
     )
@@ -178,8 +179,8 @@ class _Work:
         if path.suffix in (".npy", ".npz"):
             rows = npy_rows(path) if path.suffix == ".npy" else npz_rows(path, self.inputs.key)
             return array_edges(rows, self.journal, folder, self.limit, self.progress)
-        if path.name == "edge.csv.gz":
-            header, delimiter = False, ","
+        if self.inputs.layout is not None:
+            header, delimiter = self.inputs.layout
         choose = chooser(path, source, destination)
         return text_edges(path, header, delimiter, choose, self.journal, folder, self.limit, self.progress)
 

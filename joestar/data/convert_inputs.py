@@ -17,7 +17,7 @@ from joestar.data.stream_nodes import TextRows
 from joestar.data.stream_splits import split_ids
 from joestar.data.structure import EdgeRules
 from joestar.data.table import ENDS, PARQUET, TEXT, is_table, only_one
-from joestar.errors import DataError
+from joestar.errors import ConfigError, DataError
 
 CITATIONS = Path("processed/paper___cites___paper/edge_index.npy")
 PAPERS = Path("processed/paper")
@@ -36,6 +36,7 @@ class Inputs:
         num_nodes: ``None``: as many as there are features or labels, else the largest id and one.
         x, y: features ``[N, F]`` and labels ``[N]`` or ``[N, T]``. splits: arrays of ids.
         usual: what the format has done with edges. task: of the labels, if the format says so.
+        layout: (header, delimiter) of edges in text whose format says so.
         files: all that is read, to see whether something changed. notes: what to tell.
     """
 
@@ -48,6 +49,7 @@ class Inputs:
     splits: dict[str, np.ndarray] = field(default_factory=dict)
     usual: EdgeRules = AS_GIVEN
     task: str | None = None
+    layout: tuple[bool, str] | None = None
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -152,7 +154,7 @@ def _of_ogb(folder: Path, limit: int) -> Inputs:
         made.x, made.y = npz_rows(data, "node_feat"), npz_rows(labels, "node_label")
         made.num_nodes = _single(npz_rows(data, "num_nodes_list").read(0, 2), raw)
         return made
-    made.edges = raw / "edge.csv.gz"
+    made.edges, made.layout = raw / "edge.csv.gz", (False, ",")
     if not made.edges.exists():
         raise DataError(f"{made.edges} is missing. Is the download complete?")
     counts = raw / "num-node-list.csv.gz"
@@ -179,7 +181,7 @@ def _of_mag(folder: Path) -> Inputs:
     if (folder / "split_dict.pt").is_file():
         files.append(folder / "split_dict.pt")
         splits = _mag_splits(folder / "split_dict.pt")
-    return Inputs("mag240m-c", edges, None, None, npy_rows(x), npy_rows(y), splits, EdgeRules(), "classes", files)
+    return Inputs("mag240m-c", edges, None, None, npy_rows(x), npy_rows(y), splits, EdgeRules(), "classes", files=files)
 
 
 def _mag_splits(path: Path) -> dict[str, np.ndarray]:
@@ -208,6 +210,20 @@ def _single(counts: np.ndarray, raw: Path) -> int:
     if counts.size != 1:
         raise DataError(f"{raw}: expected one graph; the dataset holds {counts.size}. Joestar trains on one graph.")
     return int(counts.reshape(-1)[0])
+
+
+def check_text(inputs: Inputs, header: bool | None, delimiter: str | None, columns: tuple | None) -> None:
+    """Raises ``ConfigError`` where one of these would be passed over: edges in arrays, or in a format's own text."""
+    own = inputs.layout is None and is_table(inputs.edges)
+    used = {"header": own and inputs.edges.suffix not in PARQUET, "columns": own}
+    used["delimiter"] = used["header"]
+    for name, value in (("header", header), ("delimiter", delimiter), ("columns", columns)):
+        if value is not None and not used[name]:
+            forms = f"{', '.join(TEXT)} or {', '.join(PARQUET)}" if name == "columns" else ", ".join(TEXT)
+            raise ConfigError(
+                f"{name}={value!r} is for edges in tables of one's own ({forms}), and {inputs.edges} is none: leave it "
+                "out."
+            )
 
 
 class _Columns:

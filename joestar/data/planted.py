@@ -89,8 +89,8 @@ def shape_of(shape: str | Shape, scale: float = 1.0) -> tuple[str, Shape]:
         name = "planted"
     if scale == 1:
         return name, shape
-    if not scale > 0:
-        raise ConfigError(f"scale must be above 0; got {scale}.")
+    if not 0 < scale < float("inf"):
+        raise ConfigError(f"scale must be a finite number above 0; got {scale}.")
     sizes = {key: round(getattr(shape, key) * scale) for key in ("nodes", "train", "val", "test")}
     if sizes["nodes"] < shape.community or not sizes["train"]:
         raise ConfigError(
@@ -98,7 +98,9 @@ def shape_of(shape: str | Shape, scale: float = 1.0) -> tuple[str, Shape]:
             f"community has {shape.community} nodes."
         )
     if sizes["nodes"] >= 1 << 31:
-        raise ConfigError(f"scale {scale} gives {sizes['nodes']:,} nodes; ids are int32, at most {(1 << 31) - 1:,}.")
+        raise ConfigError(
+            f"scale {scale} gives {float(sizes['nodes']):,.4g} nodes; ids are int32, at most {(1 << 31) - 1:,}."
+        )
     return f"{name} x {scale:g}", dataclasses.replace(shape, **sizes)
 
 

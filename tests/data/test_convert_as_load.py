@@ -9,9 +9,9 @@ import torch
 import joestar
 from joestar.data.convert import convert
 from joestar.data.convert_inputs import find_inputs
-from joestar.errors import DataError
+from joestar.errors import ConfigError, DataError
 
-from .converting import QUIET, whole_folder
+from .converting import QUIET, whole_folder, write_edges
 from .small import EDGES, NUM_NODES, SPLITS, write_csv, write_split
 
 X = np.random.default_rng(0).standard_normal((NUM_NODES, 3))
@@ -172,3 +172,36 @@ def test_damaged_packed_arrays_are_named(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"g.npz, 'edge_index': it cannot be unpacked"):
         convert(path, tmp_path / "out", **QUIET)
+
+
+def named_edges(form):
+    return lambda path: write_edges(path, form, EDGES)
+
+
+@pytest.mark.parametrize(
+    ("write", "refused"),
+    [
+        (named_edges("npz"), ("header", "delimiter", "columns")),
+        (named_edges("npy"), ("header", "delimiter", "columns")),
+        (lambda path: whole_folder(path / "source"), ("header", "columns")),
+        (ogb_folder, ("header", "delimiter", "columns")),
+        (packed_folder, ("header", "columns")),
+        (mag_folder, ("header", "columns")),
+        (named_edges("parquet"), ("header", "delimiter")),
+        (named_edges("csv"), ()),
+    ],
+)
+def test_arguments_of_text_are_refused_where_they_say_nothing(tmp_path, write, refused):
+    source, given = write(tmp_path), {"header": True, "delimiter": ",", "columns": ("source", "target")}
+    for name in refused:
+        with pytest.raises(ConfigError, match=rf"{name}=.* is for edges in tables of one's own"):
+            convert(source, tmp_path / "out", **{name: given[name]}, **QUIET)
+    if len(refused) < 2:
+        convert(source, tmp_path / "out", **given, **QUIET)
+
+
+def test_a_file_of_ones_own_that_is_called_as_ogbs_has_the_layout_that_it_has(tmp_path):
+    write_edges(tmp_path, "csv.gz", EDGES).rename(tmp_path / "edge.csv.gz")
+    for options in ({}, {"header": True}):
+        graph = joestar.load(convert(tmp_path / "edge.csv.gz", tmp_path / f"out{len(options)}", **options, **QUIET))
+        assert graph.num_edges == EDGES.shape[1]

@@ -248,7 +248,9 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"shape": "huge"}, ConfigError, "unknown shape 'huge': choose one of tiny, mini"),
-        ({"scale": 0}, ConfigError, "scale must be above 0"),
+        ({"scale": 0}, ConfigError, "scale must be a finite number above 0"),
+        ({"scale": float("inf")}, ConfigError, "scale must be a finite number above 0; got inf"),
+        ({"scale": float("nan")}, ConfigError, "scale must be a finite number above 0; got nan"),
         ({"scale": 0.001}, ConfigError, "scale 0.001 leaves 2 nodes and 0 training nodes of the shape 'tiny'"),
         ({"shape": "papers100M", "scale": 100}, ConfigError, "ids are int32"),
         ({"dtype": "int8"}, ConfigError, "dtype must be one of fp32, fp16, bf16; got 'int8'"),
