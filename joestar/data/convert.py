@@ -148,11 +148,14 @@ class _Work:
         inputs, journal = self.inputs, self.journal
         if inputs.x is not None:
             check_features(inputs.x, None)
-        edges = self._edges(text)
-        number = journal.once("nodes", lambda: self._number(edges, num_nodes))
+        number = self._known_number(num_nodes)
         if inputs.x is not None:
             check_features(inputs.x, number)
-        facts = self._labels(number, task)  # in front of what takes long: they may be wrong
+        facts = None if number is None else self._labels(number, task)  # they may be wrong, and edges take long
+        edges = self._edges(text)
+        if number is None:
+            number = journal.once("nodes", lambda: self._number(edges))
+            facts = self._labels(number, task)
         counts = Sorter(self.writer, journal, rules, number, self.limit).run(edges, self.progress)
         if inputs.x is not None:
             write_features(
@@ -184,20 +187,21 @@ class _Work:
         choose = chooser(path, source, destination)
         return text_edges(path, header, delimiter, choose, self.journal, folder, self.limit, self.progress)
 
-    def _number(self, edges: Edges, asked: int | None) -> int:
-        """How many nodes there are."""
+    def _known_number(self, asked: int | None) -> int | None:
+        """How many nodes there are, if somebody says so beside the edges."""
         rows = [part.shape[0] for part in (self.inputs.x, self.inputs.y) if part is not None]
         found = next((n for n in (asked, self.inputs.num_nodes, *rows) if n is not None), None)
-        if found is None:
-            found = highest_id(edges, self.limit, self.progress) + 1
-            if MANY < found <= MOST_NODES and found > SPARSE * edges.count:
-                raise DataError(
-                    f"{edges.where}: the largest id is {found - 1}, but there are {edges.count} edges only: ids must "
-                    "be 0..N-1. joestar.data.from_tables numbers others; or say num_nodes= (--nodes)."
-                )
-        if not 0 < found <= MOST_NODES:
-            raise DataError(f"{edges.where}: expected 1 to {MOST_NODES:,} nodes; got {found:,}.")
-        return found
+        return None if found is None else _in_range(found, str(self.inputs.edges))
+
+    def _number(self, edges: Edges) -> int:
+        """How many nodes there are, by the largest id."""
+        found = highest_id(edges, self.limit, self.progress) + 1
+        if MANY < found <= MOST_NODES and found > SPARSE * edges.count:
+            raise DataError(
+                f"{edges.where}: the largest id is {found - 1}, but there are {edges.count} edges only: ids must be "
+                "0..N-1. joestar.data.from_tables numbers others; or say num_nodes= (--nodes)."
+            )
+        return _in_range(found, edges.where)
 
     def _labels(self, number: int, task: str | None) -> dict[str, Any]:
         """Writes labels and splits; what ``meta.json`` says of them."""
@@ -212,6 +216,12 @@ class _Work:
         for part, ids in splits.items():
             self.writer.write(f"{part}_idx", ids)
         return facts
+
+
+def _in_range(nodes: int, where: str) -> int:
+    if not 0 < nodes <= MOST_NODES:
+        raise DataError(f"{where}: expected 1 to {MOST_NODES:,} nodes; got {nodes:,}.")
+    return nodes
 
 
 def _checked(memory, dtype: str | None, task: str | None, num_nodes: int | None) -> int:
