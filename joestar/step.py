@@ -26,7 +26,7 @@ from joestar.runtime.modes import check_autocast
 from joestar.runtime.prediction import logits, population
 from joestar.runtime.predictor import Predictor
 from joestar.runtime.program import Program
-from joestar.runtime.ranks import Ranks, counted
+from joestar.runtime.ranks import Ranks, check_joined, counted
 from joestar.runtime.runner import StepRunner
 from joestar.runtime.scoring import Scorer, with_averages
 from joestar.runtime.seeds import CheckedSeeds, check_batch_size, check_flag, check_seeds
@@ -37,6 +37,10 @@ from joestar.runtime.update import Update
 
 EVALUATED = "evaluated"
 """Key of the program of calls in evaluation mode that have gradients: switching modes compiles nothing anew."""
+
+
+TRAINING = frozenset({"train", "logits"})
+"""Programs that train: a rank that would do so alone is told."""
 
 
 class Step(Predictor, Saved, Explained):
@@ -135,6 +139,8 @@ class Step(Predictor, Saved, Explained):
         Args:
             kinds: of the programs that are about to run, if not all: of others, flags for training may be as they are.
         """
+        if not TRAINING.isdisjoint(kinds):
+            check_joined(self.group)
         check_autocast(self.graph.device, self._options.autocast)
         self._guard.check()
         for kind, executor in self._executors.items():
@@ -168,6 +174,7 @@ class Step(Predictor, Saved, Explained):
             CheckpointError: if that epoch had other seeds, another batch size, order or sampler.
         """
         runner = self._needs_runner("epoch")
+        check_joined(self.group)
         for name, value in (("shuffle", shuffle), ("drop_last", drop_last), ("with_seeds", with_seeds)):
             check_flag(name, value)
         seeds = self._seeds(idx)

@@ -17,6 +17,8 @@ KNOWN_WITHIN = 4.0
 """Seconds that rank 0 keeps the store for others to read there why there is no job."""
 LOST = 3
 """Times in a row that the store does not answer before it is taken for gone."""
+SHOWN = 40
+"""Differences that an error names."""
 TOGETHER = 0.002
 """Seconds for which the store is asked again and again at a meeting, before ranks are waited for one by one."""
 PERIOD, SILENCE = 1.0, 25.0
@@ -51,13 +53,15 @@ class Board:
 
     Attributes:
         doing: where this rank is, for others' messages; long: whether that may take minutes.
-        failed: what ended the job, once it is known; heard: rank -> what it said last, kept by the ``Watch``.
+        failed: what ended the job, once it is known; left: this rank has left it.
+        heard: rank -> what it said last, kept by the ``Watch``.
     """
 
     def __init__(self, store, rank: int, world: int, timeout: float):
         self.store, self.rank, self.world, self.timeout = store, rank, world, timeout
         self.doing, self.long = STARTING, True
         self.failed: str | None = None
+        self.left = False
         self.heard: dict[int, dict] = {}
         self._meetings = 0
         self._news: dict[tuple[str, int], int] = {}
@@ -98,9 +102,14 @@ class Board:
         return self.failed
 
     def check(self) -> None:
-        """Raises ``DistributedError`` if the job has failed."""
+        """Raises ``DistributedError`` if the job has failed, or this rank has left it."""
         if self.failed is not None:
             raise self._ended()
+        if self.left:
+            raise DistributedError(
+                "the job was left by joestar.distributed.shutdown(), and this belongs to it: call shutdown() behind "
+                "the last call of the step, or joestar.compile again, for one process."
+            )
 
     def _ended(self) -> DistributedError:
         return DistributedError(f"{self.failed}\nThis is rank {self.rank}, in {self.doing}.")
@@ -220,7 +229,7 @@ class Board:
         differing = differences([each["facts"] for each in met])
         if differing:
             raise DistributedError(
-                f"the ranks differ at {what}:\n" + "\n".join(f"  {line}" for line in differing)
+                f"the ranks differ at {what}:\n" + "\n".join(f"  {line}" for line in _first(differing))
                 + "\nAll ranks run the same script on the same data."
             )  # fmt: skip
         return [each["beside"] for each in met]
@@ -246,6 +255,10 @@ def differences(facts: list[dict]) -> list[str]:
             said = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in groups.items())
             lines.append(f"{name}: {said}")
     return lines
+
+
+def _first(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 
 def _ranks(ranks: list[int]) -> str:

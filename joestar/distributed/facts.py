@@ -46,17 +46,45 @@ def graph_facts(graph) -> dict[str, str]:
 
 
 def model_facts(model: torch.nn.Module) -> dict[str, str]:
-    """Its class, and names, shapes and dtypes of parameters and buffers; values come from rank 0."""
+    """Its class, and names, order, shapes and dtypes of parameters and buffers; values come from rank 0."""
     facts = {"model": type(model).__name__}
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         trained = "" if value.requires_grad else ", no gradient"
         facts[f"model.{name}"] = f"{value.dtype} {list(value.shape)}{trained}"
-    facts["modes of modules"] = _modes(model)
+    for number, (name, _) in enumerate([*model.named_parameters(), *model.named_buffers()]):
+        facts[f"tensor {number} of the model"] = name
+    return facts | flags_of(model)
+
+
+def optimizer_facts(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
+    """Its class and, in its order, the names of its parameters; shapes of those that are not the model's."""
+    facts = {"optimizer": type(optimizer).__name__}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group, given in enumerate([] if optimizer is None else optimizer.param_groups):
+        for number, parameter in enumerate(given["params"]):
+            other = f"none of the model's, {list(parameter.shape)}"
+            facts[f"parameter {number} of the optimizer's group {group}"] = names.get(id(parameter), other)
     return facts
 
 
-def _modes(model: torch.nn.Module) -> str:
-    return text_digest(str([module.training for module in model.modules()]))
+def flags_of(model: torch.nn.Module) -> dict[str, str]:
+    """Modes of modules, and which parameters are frozen."""
+    modes = text_digest(str([module.training for module in model.modules()]))
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    return {"modes of modules": modes, "requires_grad is False for": plain(frozen)}
+
+
+def weights_of(model: torch.nn.Module, seeds: Tensor) -> dict[str, str]:
+    """Bits of parameters and buffers, and of seeds: a device is waited for once."""
+    return _summed(model, seeds, [])[0]
+
+
+def _summed(model: torch.nn.Module, seeds: Tensor, further: list[Tensor]) -> tuple[dict[str, str], list[int]]:
+    """``weights_of``, and checksums of further tensors."""
+    names, values = zip(("", seeds), *model.named_parameters(), *model.named_buffers(), strict=True)
+    first, *sums = checksums([*values, *further])
+    own = dict(zip(names[1:], sums, strict=False))
+    return {"seeds": said_of(seeds, first)} | {f"model.{name}": f"#{n}" for name, n in own.items()}, sums[len(own) :]
 
 
 def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: Tensor) -> dict[str, str]:
@@ -65,17 +93,15 @@ def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: T
     Args:
         seeds: of the epoch: they are looked at with the rest, so that a device is waited for once.
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
     state = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
     kept = [(name, value) for each in state for name, value in each.items()]
-    first, *sums = checksums([seeds, *(v for _, v in named), *(v for _, v in kept if isinstance(v, Tensor))])
-    facts = {"seeds": said_of(seeds, first), "modes of modules": _modes(model)}
-    facts |= {f"model.{name}": f"#{number}" for (name, _), number in zip(named, sums, strict=False)}
+    facts, sums = _summed(model, seeds, [value for _, value in kept if isinstance(value, Tensor)])
+    facts |= flags_of(model)
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if name != "params":
                 facts[f"optimizer group {number}: {name}"] = plain(value)
-    rest = iter(sums[len(named) :])
+    rest = iter(sums)
     texts = [f"{name} {next(rest) if isinstance(value, Tensor) else repr(value)}" for name, value in kept]
     facts["optimizer state"] = text_digest(" ".join(texts))
     return facts

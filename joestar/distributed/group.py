@@ -70,7 +70,7 @@ class Group:
         return [max(column) for column in zip(*met, strict=True)]
 
     def check(self) -> None:
-        """Raises ``DistributedError`` if the job has failed."""
+        """Raises ``DistributedError`` if the job has failed, or this rank has left it."""
         self.board.check()
 
     # --- one after the other ---
@@ -119,6 +119,7 @@ class Group:
     @contextlib.contextmanager
     def together(self, what: str | None = None) -> Iterator[None]:
         """What fails within because another rank did not take part is a ``DistributedError`` that says so."""
+        self.check()
         try:
             if what is None:
                 yield

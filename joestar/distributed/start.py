@@ -84,6 +84,7 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
         raise ConfigError(f"timeout must be a positive number of seconds; got {timeout!r}.")
     place = read_place()
     if place.world == 1:
+        _check_alone()
         return None
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -116,6 +117,17 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
     atexit.register(shutdown)
     _group = Group(place, own, board, [each.host for each in all_found])
     return _group
+
+
+def _check_alone() -> None:
+    """Raises ``ConfigError`` if ``torch.distributed`` has joined processes of which the environment does not know."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, and the "
+            "environment names no other processes. Every process sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT, as torchrun does, and calls joestar.distributed.init() instead of "
+            "torch.distributed.init_process_group()."
+        )
 
 
 def _own_store(place: Place, timeout: float):
@@ -191,6 +203,7 @@ def shutdown() -> None:
         return
     group.free_graphs()
     group.free_memory()
+    group.board.left = True
     watch.end()
     if _keeps_store(group):
         _wait_for_others(group, watch.store)

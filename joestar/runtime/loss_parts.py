@@ -31,6 +31,8 @@ _RANGES = ((0.05, 0.95), (-6.0, 2.0))
 _WIDE = (-20.0, 60.0)
 """Where a value is 0 in both: last, as float32 has few digits of many a loss there."""
 
+Rows = Callable[[Tensor], Tensor] | None
+
 
 @dataclass
 class LossParts:
@@ -38,13 +40,15 @@ class LossParts:
 
     Attributes:
         kind: ``mean`` or ``sum``; rows: ids ``[n]`` -> weight of each in the mean, float64; ``None``: all alike.
-        logged: kind of every value that is logged with it. tried: the loss of the trial.
+        logged: the same two of every value that is logged with it. tried: the loss of the trial.
+        candidates: what ``rows`` might be.
     """
 
     kind: str
-    rows: Callable[[Tensor], Tensor] | None
-    logged: list[str]
+    rows: Rows
+    logged: list[tuple[str, Rows]]
     tried: float
+    candidates: list[Rows]
 
 
 def loss_parts(program, seeds: Tensor, graph: Graph, further: bool = False) -> LossParts:
@@ -63,14 +67,15 @@ def loss_parts(program, seeds: Tensor, graph: Graph, further: bool = False) -> L
     classes = [loss for loss in found if loss is not None]
     candidates = [_of_classes(loss) for loss in classes] + [known, None]
     nodes = _tried(seeds, labels, candidates[0])
-    others = _further(seeds, graph, classes) if further else nodes[:0]
+    others = _further(seeds, graph, classes) if further or program.loss.standard else nodes[:0]
     trials = _first_trials(program, nodes, others, graph)
     trials.check_told()
     for rows in candidates:
         if trials.is_mean(_weights(rows, trials.nodes)):
-            return LossParts(MEAN, rows, trials.logged_kinds(), trials.tried)
+            trials.check_weightless(rows)
+            return LossParts(MEAN, rows, trials.logged(candidates), trials.tried, candidates)
     if trials.is_sum():
-        return LossParts(SUM, None, trials.logged_kinds(), trials.tried)
+        return LossParts(SUM, None, trials.logged(candidates), trials.tried, candidates)
     raise ConfigError(
         f"{program.loss.name} is neither a mean nor a sum over the seeds of a batch (the loss of a batch does not "
         f"follow from those of its parts), so that several ranks cannot divide it. {_REMEDY}"
@@ -134,14 +139,21 @@ def check_again(program, found: LossParts, seeds: Tensor, graph: Graph) -> None:
             f"{len(nodes)} seeds from {int(nodes[0])} on: a part of it is shared by few seeds. Several ranks cannot "
             f"divide it. {_REMEDY}"
         )
+    trials.check_weightless(found.rows)
     for entry, (name, before) in enumerate(zip(program.logged, found.logged, strict=True), 1):
-        now = before if trials.is_zero(entry) else trials.logged_kind(entry)
+        if trials.is_zero(entry) or trials.holds(entry, *before):
+            continue
+        now = trials.logged_kind(entry, found.candidates)
         if now != before:
             raise ConfigError(
-                f"{name!r}, which {program.loss.name} logs, looked like a {before} over the seeds of a batch, and is a "
-                f"{now} for the {len(nodes)} seeds from {int(nodes[0])} on: several ranks cannot put it together. Log "
-                "one or the other."
+                f"{name!r}, which {program.loss.name} logs, looked like {_said(before)} over the seeds of a batch, and "
+                f"is {_said(now)} for the {len(nodes)} seeds from {int(nodes[0])} on: several ranks cannot put it "
+                "together. Log one or the other."
             )
+
+
+def _said(kind: tuple[str, Rows]) -> str:
+    return f"a {kind[0]}" if kind[1] is None else f"a weighted {kind[0]}"
 
 
 class _Trials:
@@ -198,13 +210,28 @@ class _Trials:
                     "over seeds. Leave it out, or let it depend on more: on all of the outputs, on all seeds."
                 )
 
-    def logged_kinds(self) -> list[str]:
-        """Of all values that are logged."""
-        return [self.logged_kind(entry) for entry in range(1, len(self.made[0].whole))]
+    def check_weightless(self, rows: Rows) -> None:
+        """Raises ``ConfigError`` for a loss in which rows that weigh nothing count: a share may have no others."""
+        none = _weights(rows, self.nodes) == 0
+        if none.any() and any(trial.heeds(none) for trial in self._finite(0)):
+            raise ConfigError(
+                f"{self.program.loss.name} is a weighted mean in which seeds count that weigh nothing (as with "
+                "label_smoothing and a class of weight 0), so that a rank which has no others could not add what is "
+                "theirs. Give such classes a small weight, or leave out what counts them."
+            )
 
-    def logged_kind(self, of: int) -> str:
+    def holds(self, of: int, kind: str, rows: Rows) -> bool:
+        """Whether a value is of this kind."""
+        return self.is_sum(of) if kind == SUM else self.is_mean(_weights(rows, self.nodes), of)
+
+    def logged(self, candidates: list[Rows]) -> list[tuple[str, Rows]]:
+        """Kinds of all values that are logged."""
+        return [self.logged_kind(entry, candidates) for entry in range(1, len(self.made[0].whole))]
+
+    def logged_kind(self, of: int, candidates: list[Rows]) -> tuple[str, Rows]:
         """What is neither is averaged."""
-        return SUM if self.is_sum(of) and not self.is_mean(_weights(None, self.nodes), of) else MEAN
+        kinds = [(MEAN, None), (SUM, None), *((MEAN, rows) for rows in candidates)]
+        return next((kind for kind in kinds if self.holds(of, *kind)), (MEAN, None))
 
 
 class _Trial:
@@ -231,14 +258,22 @@ class _Trial:
         values = values * (high - low) + low
         return values.to(self.program.graph.device, torch.float64 if self.exact else torch.float32)
 
+    def heeds(self, rows: Tensor) -> bool:
+        """Whether the loss is another one if the model returns something else for these rows, bool ``[n]``."""
+        there, n = rows.to(self.nodes.device), len(self.nodes)
+        given = [torch.where(there.view(-1, *[1] * (v.dim() - 1)).to(v.device), v.flip(0), v) for v in self.outputs]
+        with _Probabilities():
+            other = self._called(0, n, given)[0].item()
+        return abs(other - self.whole[0]) > self._off(other, self.whole[0])
+
     @torch.no_grad()
-    def _called(self, start: int, end: int) -> Tensor:
+    def _called(self, start: int, end: int, outputs: list[Tensor] | None = None) -> Tensor:
         """Loss and logged values of some rows, float64 ``[1 + values]``."""
         loss, nodes, device = self.program.loss, self.nodes[start:end], self.program.graph.device
         data = {name: self.graph.ndata[name][nodes] for name in ("y", *loss.inputs) if name != "seeds"}
         data |= {"seeds": self.graph.ids_of(nodes).long()} if "seeds" in loss.inputs else {}
         given = {name: value.to(device) for name, value in data.items()}
-        outputs = self.program.assembled([rows[start:end] for rows in self.outputs])
+        outputs = self.program.assembled([rows[start:end] for rows in outputs or self.outputs])
         value, logged = loss_and_values(loss.call(outputs, given.pop("y"), **given), loss.name)
         return torch.stack([each.detach().to(value.device, torch.float64) for each in (value, *logged.values())])
 
@@ -253,8 +288,11 @@ class _Trial:
     def _is(self, of: int, first: float, rest: float) -> bool:
         """Whether the whole is made of so much of the first part and of the rest."""
         parts = [by * value[of] for by, value in ((first, self.first), (rest, self.rest)) if by]
-        off = abs(self.whole[of] - sum(parts))
-        return off <= (1e-9 if self.exact else 2e-5) * max(abs(value) for value in (self.whole[of], *parts))
+        return abs(self.whole[of] - sum(parts)) <= self._off(self.whole[of], *parts)
+
+    def _off(self, *values: float) -> float:
+        """By how much sums of such values may differ from one another."""
+        return (1e-9 if self.exact else 2e-5) * max(map(abs, values))
 
 
 class _Probabilities(TorchDispatchMode):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.distributed import Group
-from joestar.distributed.facts import said_of
+from joestar.distributed.facts import weights_of
 from joestar.profile.sizes import step_key
 from joestar.runtime.executor import Executor
 from joestar.runtime.seeds import filled, spread_nodes
@@ -80,7 +80,7 @@ def predict(executor: Executor, seeds: Tensor, batch: int, seed: int, group: Gro
 
 def _predict_together(executor: Executor, seeds: Tensor, batch: int, seed: int, group: Group):
     """Batches in turn to the ranks: each is what it is in one process, as draws are keyed by its number."""
-    agree_on(group, seeds, batch, seed)
+    agree_on(group, executor.program.model, seeds, batch, seed)
     with group.board.at("step.predict or step.evaluate", long=True):
         if executor.execution == "padded":
             executor.prepare(seeds, batch, seed, -1)
@@ -94,11 +94,10 @@ def _predict_together(executor: Executor, seeds: Tensor, batch: int, seed: int, 
     return executor.program.assembled(group.join_rows(results.tensors))
 
 
-def agree_on(group: Group, seeds: Tensor, batch: int, seed: int) -> None:
-    """Raises ``DistributedError`` on all ranks unless they predict the same."""
-    group.agree("step.predict or step.evaluate", {
-        "seeds": said_of(seeds), "batch_size": str(batch), "seed": str(seed)
-    })  # fmt: skip
+def agree_on(group: Group, model: torch.nn.Module, seeds: Tensor, batch: int, seed: int, full: bool = False) -> None:
+    """Raises ``DistributedError`` on all ranks unless they predict the same, with the same parameters and buffers."""
+    given = {"batch_size": str(batch), "seed": str(seed), "full": str(full)}
+    group.agree("step.predict or step.evaluate", weights_of(model, seeds) | given)
 
 
 class Rows:

@@ -5,8 +5,8 @@ from torch import Tensor
 from joestar.errors import ChangedAfterCompileError
 from joestar.pyg import SubgraphSampler
 from joestar.runtime.inference import Inference
-from joestar.runtime.prediction import PREDICTED, predict
-from joestar.runtime.scoring import with_averages
+from joestar.runtime.prediction import PREDICTED, agree_on, predict
+from joestar.runtime.scoring import of_first, with_averages
 from joestar.runtime.seeds import check_batch_size
 from joestar.runtime.whole_graph import WholeGraph
 
@@ -45,8 +45,16 @@ class Predictor:
         batch = PREDICTED if batch_size is None else check_batch_size(batch_size)
         self._check("predict")
         if full:
-            return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
+            return self._exactly(seeds, batch_size)
         return predict(self._executor("predict"), seeds, batch, self._seed, self.group)
+
+    def _exactly(self, seeds: Tensor, batch_size: int | None):
+        """Every one of several ranks computes everything; they make sure that it is the same."""
+        if self.group is None:
+            return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
+        agree_on(self.group, self.model, seeds, batch_size or 0, self._seed, full=True)
+        with self.group.board.at("step.predict or step.evaluate", long=True):
+            return self._exact_inference(seeds).run(seeds, batch_size=batch_size)
 
     def _exact_inference(self, seeds: Tensor) -> Inference | WholeGraph:
         if self._inference is None and isinstance(self.sampler, SubgraphSampler):
@@ -79,4 +87,5 @@ class Predictor:
     def _scores(self, idx: Tensor, batch_size: int | None, metrics, ema: bool = False, full: bool = False) -> tuple:
         """What ``evaluate`` returns, for metrics of ``scorer.metrics``, and the metrics that were computed."""
         outputs = with_averages(self._update, ema, lambda: self.predict(idx, batch_size, full))
-        return self.scorer(outputs, self._seeds(idx).long().to(self.whole.device), metrics)
+        scores, metrics = self.scorer(outputs, self._seeds(idx).long().to(self.whole.device), metrics)
+        return of_first(self.group, scores), metrics

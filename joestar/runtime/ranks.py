@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from joestar.distributed import Group
+from joestar.distributed import Group, current
 from joestar.distributed.division import arranged, present, share, weights
-from joestar.distributed.facts import graph_facts, model_facts, plain, said_of, values_of
+from joestar.distributed.facts import flags_of, graph_facts, model_facts, optimizer_facts, plain, said_of, values_of
 from joestar.distributed.place import early_word
 from joestar.distributed.reduction import Reduction
 from joestar.distributed.words import HostWords
@@ -18,7 +18,7 @@ from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss
 from joestar.ops.step import ranks as within
 from joestar.runtime.executor import Executor
-from joestar.runtime.loss_parts import MEAN, SUM, LossParts, check_again, is_tried_again, loss_parts, some_again
+from joestar.runtime.loss_parts import MEAN, LossParts, check_again, is_tried_again, loss_parts, some_again
 from joestar.runtime.settings import Settings
 from joestar.runtime.state import Run, StepState
 from joestar.torch_private import tree_map
@@ -74,9 +74,10 @@ class Ranks:
         self._agree("step.epoch", facts | {name: plain(value) for name, value in given.items()}, ready)
 
     def agree_on_call(self, seeds: Tensor, number: int, seed: int, optimizer, ready: bool) -> None:
-        """The same before ``step(seeds)``; parameters are compared every ``COMPARED`` calls."""
+        """The same before ``step(seeds)``; values of parameters are compared every ``COMPARED`` calls."""
         model = self.executor.program.model
-        facts = values_of(model, optimizer, seeds) if number % COMPARED == 1 else {"seeds": said_of(seeds)}
+        often = {"seeds": said_of(seeds)} | flags_of(model)
+        facts = values_of(model, optimizer, seeds) if number % COMPARED == 1 else often
         self._agree("step(seeds)", facts | {"call": plain(number), "seed": plain(seed)}, ready)
 
     def _agree(self, what: str, facts: dict[str, str], ready: bool) -> None:
@@ -120,13 +121,17 @@ class Ranks:
             check_again(self.executor.program, found, some_again(seeds, epoch), self.graph)
         parts = self._loss_parts(seeds, epoch)
         means, sums = self._counted(order, there, batch)
-        own = sums if parts.kind == SUM else means
-        if parts.rows is not None:
-            rows = parts.rows(seeds)
-            rows = rows if there is None else rows.new_zeros(order.numel()).masked_scatter(there, rows)
-            own = weights(rows, batch, self.rank, self.world, there)
-        logged = [means if kind == MEAN else sums for kind in parts.logged]
+        kinds = [(parts.kind, parts.rows), *parts.logged]
+        of_rows = {None: means}
+        for rows in {rows for _, rows in kinds if rows is not None}:
+            of_rows[rows] = self._weighted(rows(seeds), order, there, batch)
+        own, *logged = [of_rows[rows] if kind == MEAN else sums for kind, rows in kinds]
         return torch.stack([own, means, *logged], 1)
+
+    def _weighted(self, rows: Tensor, order: Tensor, there: Tensor | None, batch: int) -> Tensor:
+        """This rank's part of every step, by weights of the seeds that there are."""
+        rows = rows if there is None else rows.new_zeros(order.numel()).masked_scatter(there, rows)
+        return weights(rows, batch, self.rank, self.world, there)
 
     def _counted(self, order: Tensor, there: Tensor | None, batch: int) -> tuple[Tensor, Tensor]:
         """This rank's part of the seeds of every step, and whether it has any: float64 ``[steps]`` each.
@@ -243,6 +248,24 @@ def _is_differentiable(value) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
+def check_joined(group: Group | None) -> None:
+    """Before training: raises ``ConfigError`` if ranks were joined behind ``compile``, which would each train alone.
+
+    Args:
+        group: of the step.
+
+    Raises:
+        DistributedError: if the step's ranks have failed, or this one has left them.
+    """
+    if group is not None:
+        group.check()
+    elif current() is not None:
+        raise ConfigError(
+            f"the step was compiled before joestar.distributed.init(), and {current()} would train alone with it: call "
+            "init() first, once, at the top of the script, then joestar.compile."
+        )
+
+
 def check_synced(model: torch.nn.Module, whole_sample: bool) -> None:
     """Raises ``ConfigError`` for a SyncBatchNorm whose statistics could not be those of one process.
 
@@ -308,9 +331,7 @@ def join(group: Group, model, sampler, loss_fn, optimizer, options: dict) -> Non
     Raises:
         DistributedError: on all ranks, with what differs.
     """
-    facts = _facts_of(model, sampler, loss_fn) | {"optimizer": type(optimizer).__name__}
-    if optimizer is not None:
-        facts["optimizer's parameters"] = str([[list(p.shape) for p in g["params"]] for g in optimizer.param_groups])
+    facts = _facts_of(model, sampler, loss_fn) | optimizer_facts(model, optimizer)
     facts |= {name: plain(value) for name, value in options.items()}
     group.agree("joestar.compile", facts)
     _meet_within(group, model)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from joestar.distributed import Group
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.lowering.loss import Loss, check_labels
@@ -96,6 +97,18 @@ class Scorer:
         further = {name: idx if name == "seeds" else data[name][idx] for name in self.prepared.inputs}
         value, _ = loss_and_values(self.prepared.call(outputs, y, **further), self.prepared.name)
         return value.item()
+
+
+def of_first(group: Group | None, scores: dict[str, float]) -> dict[str, float]:
+    """Rank 0's scores, on all ranks: of metrics that draw random numbers, too, all decide by the same.
+
+    Raises:
+        DistributedError: on all ranks, if they are of other metrics on some.
+    """
+    if group is None:
+        return scores
+    facts = {"metrics": ", ".join(scores)}
+    return group.agree("the scores of step.evaluate or fit", facts, {"scores": scores})[0]["scores"]
 
 
 def with_averages(update, wanted: bool, call: Callable):

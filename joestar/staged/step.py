@@ -336,7 +336,7 @@ class StagedStep(Step):
     def _predicted_together(self, executor, seeds: Tensor, batch: int):
         """Every rank carries out a part; what has more seeds than was planned for, in pieces."""
         group, results = self.group, Rows(seeds.numel(), self.whole.device, torch.zeros)
-        agree_on(group, seeds, batch, self._seed)
+        agree_on(group, self.model, seeds, batch, self._seed)
         with group.board.at("step.predict or step.evaluate", long=True):
             own = batches_of(seeds, batch, max(1, self.plan.batch), group.rank, group.world)
             if own.starts:

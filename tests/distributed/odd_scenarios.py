@@ -1,6 +1,5 @@
 """Ranks with models, losses and scripts that are unlike most others."""
 
-
 import torch
 import torch.nn.functional as F
 from captures import cheaper, cheapest, silent
@@ -16,9 +15,30 @@ BATCH = 10
 
 def odd(*names: str) -> dict:
     """Several scenarios in the same processes, one after the other."""
-    joestar.distributed.init(timeout=20.0, device="cpu")
     with cheaper(cheapest), silent():
-        return {name: globals()[name]() for name in names}
+        early = compiled(Net())
+        joestar.distributed.init(timeout=20.0, device="cpu")
+        found = {name: globals()[name]() for name in names}
+        return found | {"early": calls_of(early), "left": left()}
+
+
+def calls_of(step) -> dict:
+    """Errors of what trains."""
+    return {
+        "epoch": error_of(lambda: step.epoch(ids(40), BATCH)), "call": error_of(lambda: step(ids(10))),
+        "fit": error_of(lambda: step.fit(ids(40), epochs=1, batch_size=BATCH)),
+    }  # fmt: skip
+
+
+def left() -> dict:
+    """Of a step whose job was left."""
+    step = compiled(Net())
+    begun = step.epoch(ids(40), BATCH)
+    next(begun)
+    joestar.distributed.shutdown()
+    works = {"predict": step.predict, "full": lambda idx: step.predict(idx, full=True), "evaluate": step.evaluate}
+    found = {name: error_of(lambda work=work: work(ids(10))) for name, work in works.items()}
+    return found | calls_of(step) | {"next": error_of(lambda: next(begun))}
 
 
 def error_of(work) -> str:
@@ -119,3 +139,127 @@ def void_losses() -> dict:
         "labels, NaN": (mse, floats),
     }
     return {name: trained(compiled(Net(), graph, loss)) for name, (loss, graph) in losses.items()}
+
+
+def logged_means() -> dict:
+    """Values that are logged, of batches in which a rank, or no rank, has a label that is known."""
+    graph = graph_of()
+    graph.ndata["y"][1:10:2] = -100
+    graph.ndata["y"][12:30:3] = -100
+    graph.ndata["y"][30:40] = -100
+
+    def loss(o, y):
+        hit = (o.argmax(1) == y).double()
+        return F.cross_entropy(o, y), {
+            "hits": hit[y != -100].mean(),
+            "known": (y != -100).sum(),
+            "loss": F.cross_entropy(o, y),
+        }
+
+    step = compiled(Net(), graph, loss)
+    epoch = step.epoch(ids(50), BATCH // joestar.distributed.world_size(), shuffle=False)
+    return {"logged": [{name: value.item() for name, value in epoch.logged.items()} for _ in epoch]}
+
+
+# --- what differs ---
+
+
+def _is_last() -> bool:
+    return joestar.distributed.rank() == joestar.distributed.world_size() - 1
+
+
+def other_weights() -> dict:
+    """What is predicted by ranks whose parameters, buffers or averages differ."""
+    works = {
+        "predict": lambda step, ema: step.predict(ids(40), BATCH),
+        "full": lambda step, ema: step.predict(ids(40), full=True),
+        "evaluate": lambda step, ema: step.evaluate(ids(40), BATCH, ema=ema),
+        "evaluate fully": lambda step, ema: step.evaluate(ids(40), full=True, ema=ema),
+    }
+    model = Net()
+    model.register_buffer("shift", torch.zeros(1))
+    step = compiled(model, ema=0.9)
+    next(step.epoch(ids(40), BATCH // 2))
+    tensors = {"model.out.bias": model.out.bias, "model.shift": model.shift, "averages": step.ema["out.bias"]}
+    found = {}
+    for what, tensor in tensors.items():
+        kept = tensor.detach().clone()
+        with torch.no_grad():
+            tensor.view(-1)[0] += _is_last()
+        for name, work in works.items():
+            if what != "averages" or "evaluate" in name:
+                found[f"{what}, {name}"] = error_of(lambda work=work, what=what: work(step, what == "averages"))
+        with torch.no_grad():
+            tensor.copy_(kept)
+    return found | {"alike": error_of(lambda: [work(step, True) for work in works.values()])}
+
+
+class Heads(Net):
+    """Two heads, made in an order."""
+
+    def __init__(self, names: str):
+        super().__init__()
+        self.heads = nn.ModuleDict({name: nn.Linear(6, 6) for name in names}).double()
+
+    def forward(self, blocks, x):
+        """Scores."""
+        h = self.conv(blocks[0], x).relu()
+        return self.out(self.heads["a"](h).tanh() * self.heads["b"](h))
+
+
+def other_order() -> dict:
+    """Modules, or parameters of an optimizer, in another order on a rank, of the same shapes."""
+    names = "ba" if _is_last() else "ab"
+
+    def trained_by(model, parameters):
+        sampler = joestar.NeighborSampler(graph_of(), [-1])
+        joestar.compile(model, sampler, F.cross_entropy, torch.optim.SGD(parameters, lr=0.1), backend="eager")
+
+    model = Heads("ab")
+    buffers = Net()
+    for name in names:
+        buffers.register_buffer(name, torch.zeros(3))
+    ordered = [p for name in names for p in model.heads[name].parameters()]
+    groups = [{"params": list(model.heads[name].parameters())} for name in names]
+    return {
+        "model": error_of(lambda: compiled(Heads(names))),
+        "without training": error_of(lambda: compiled(Heads(names), loss=None)),
+        "buffers": error_of(lambda: compiled(buffers)),
+        "optimizer": error_of(lambda: trained_by(model, ordered)),
+        "groups": error_of(lambda: trained_by(model, groups)),
+    }
+
+
+def other_flags() -> dict:
+    """Frozen, or in another mode, on a rank alone: between epochs, between calls."""
+    found = {}
+    for what in ("frozen", "other frozen", "modes"):
+        step = compiled(Net())
+        works = {"epoch": lambda step=step: next(step.epoch(ids(40), 5)), "call": lambda step=step: step(ids(10))}
+        works["call"]()
+        works["epoch"]()
+        if what == "modes":
+            step.model.conv.train(not _is_last())
+        elif what == "other frozen" or _is_last():
+            (step.model.out.weight if _is_last() else step.model.conv.lin_r.weight).requires_grad_(False)
+        for name, work in works.items():
+            found[f"{what}, {name}"] = error_of(work)
+    return found
+
+
+def own_metric() -> dict:
+    """``fit`` by a metric of which every rank has values of its own."""
+    values = iter([0.5, 0.6, 0.4, 0.3] if joestar.distributed.is_first() else [0.5, 0.4, 0.6, 0.7])
+    step = compiled(Net())
+    history = step.fit(
+        ids(40), ids(50, 90), epochs=4, batch_size=5, patience=2, mode="max", metric={"own": lambda o, y: next(values)}
+    )
+    rank = joestar.distributed.rank()
+    mine, found = step.evaluate(ids(40), metric={"mine": lambda o, y: rank + 0.5}), {}
+    found["names"] = error_of(lambda: step.evaluate(ids(40), metric={f"of {rank}": lambda o, y: 1.0}))
+    return found | {
+        "mine": mine,
+        "best": history.best_epoch,
+        "values": [r.val for r in history.records],
+        "state": state_of(step),
+    }

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from joestar.errors import ConfigError
-from joestar.lowering.loss import Loss, prepare_loss
+from joestar.lowering.loss import ClassLoss, Loss, prepare_loss
 from joestar.runtime.loss_parts import MEAN, SUM, check_again, is_tried_again, loss_parts, some_again
 from tests.runtime.common import CLASSES, planted_graph
 
@@ -65,7 +65,7 @@ def test_values_that_are_logged_are_what_they_are_where_they_are_not_0():
 
     program = _program(loss, logged=LOGGED)
     found = loss_parts(program, FEW, GRAPH)
-    assert found.logged == [kind for _, kind in LOGGED.values()]
+    assert found.logged == [(kind, None) for _, kind in LOGGED.values()]
     check_again(program, found, torch.arange(100, 140), GRAPH)
 
 
@@ -125,7 +125,7 @@ def test_a_logged_value_is_tried_again():
 
     program = _program(loss, ("kept",), ["odd"], graph=graph)
     found = loss_parts(program, FEW, graph)
-    assert found.logged == [MEAN]
+    assert found.logged == [(MEAN, None)]
     with pytest.raises(ConfigError, match=r"'odd', which made_up logs, looked like a mean .* and is a sum for the 40"):
         check_again(program, found, torch.arange(100, 140), graph)
 
@@ -170,3 +170,45 @@ def test_which_losses_are_not_tried_again(loss, standard):
 @pytest.mark.parametrize("loss", [F.mse_loss, torch.nn.BCEWithLogitsLoss()])
 def test_nor_are_they_where_labels_are_unknown(loss):
     assert prepare_loss(loss, torch.tensor([[0.0, 1.0], [torch.nan, 1.0]])).standard
+
+
+WEIGHT = torch.tensor([1.0, 0.5, 0.0, 2.0], dtype=torch.float64)
+
+
+def _with_classes(loss, weight=None, **further):
+    """A program whose loss is told to be one of classes."""
+    ignored = torch.where(torch.arange(400) % 3 == 0, -100, GRAPH.ndata["y"])
+    graph = planted_graph(nodes=400, dtype=torch.float64, degree=5)
+    graph.ndata["y"] = ignored
+    return _program(loss, graph=graph, classes=[ClassLoss(CLASSES, -100, ignored, weight=weight)], **further), graph
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_seeds_that_weigh_nothing_and_count_are_refused(dtype):
+    """A share of such alone lost what is theirs."""
+    smoothed = functools.partial(F.cross_entropy, label_smoothing=0.1)
+    for weight, loss in [(WEIGHT, F.cross_entropy), (WEIGHT + 0.1, smoothed), (None, smoothed)]:
+        own = None if weight is None else weight.to(dtype)
+        program, graph = _with_classes(functools.partial(loss, weight=own), own, dtype=dtype)
+        found = loss_parts(program, FEW, graph)
+        assert found.kind == MEAN and found.rows is not None
+        check_again(program, found, torch.arange(100, 140), graph)
+    own = WEIGHT.to(dtype)
+    program, graph = _with_classes(functools.partial(smoothed, weight=own), own, dtype=dtype)
+    with pytest.raises(
+        ConfigError, match=r"a weighted mean in which seeds count that weigh nothing .* label_smoothing"
+    ):
+        loss_parts(program, FEW, graph)
+
+
+def test_logged_means_over_known_labels_are_weighted_so():
+    def loss(out, y):
+        known = y != -100
+        parts = {"loss": F.cross_entropy(out, y), "known": known.sum(), "hits": (out.argmax(1) == y)[known].double()}
+        return parts["loss"], parts | {"hits": parts["hits"].mean(), "size": out.square().mean()}
+
+    program, graph = _with_classes(loss, logged=["loss", "known", "hits", "size"])
+    found = loss_parts(program, FEW, graph)
+    assert found.rows is not None
+    assert found.logged == [(MEAN, found.rows), (SUM, None), (MEAN, found.rows), (MEAN, None)]
+    check_again(program, found, torch.arange(100, 140), graph)

@@ -3,19 +3,24 @@
 import pytest
 import torch
 
+import joestar
 from joestar.distributed.reduction import Reduction
+from joestar.errors import ConfigError
 from tests.distributed import odd_scenarios
 from tests.distributed.ranks import results
 from tests.distributed.test_training import _Alone, close
 
-ALIKE = ["layouts", "void_losses"]
+ALIKE = ["layouts", "void_losses", "logged_means"]
 """Scenarios of which two ranks make what one process makes."""
+
+DIFFERING = ["other_weights", "other_order", "other_flags", "own_metric"]
+"""Scenarios in which ranks differ."""
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """All scenarios on two ranks."""
-    return results(2, odd_scenarios.odd, *ALIKE, folder=tmp_path_factory.mktemp("ranks"))
+    return results(2, odd_scenarios.odd, *ALIKE, *DIFFERING, folder=tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,8 @@ def same(two: list[dict], one: dict, name: str) -> None:
 def _no_nan(tree):
     if isinstance(tree, dict):
         return {name: _no_nan(value) for name, value in tree.items()}
+    if isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        return [_no_nan(value) for value in tree]
     return torch.tensor(tree, dtype=torch.float64).nan_to_num(nan=12345.0).tolist()
 
 
@@ -63,3 +70,82 @@ def test_a_batch_whose_seeds_weigh_nothing_has_the_loss_of_one_process(two, one)
     losses = {name: torch.tensor(found["losses"]) for name, found in one["void_losses"].items()}
     assert losses["0"][1] == 0 and losses["0"].isfinite().all()
     assert losses["NaN"][1].isnan() and losses["labels, NaN"][1].isnan()
+
+
+def test_logged_means_over_known_labels_are_those_of_one_process(two, one):
+    """They were averaged by seeds, and NaN where one rank's share knows none."""
+    same(two, one, "logged_means")
+    assert [entry["known"] for entry in one["logged_means"]["logged"]] == [5, 7, 7, 0, 10]
+
+
+def test_ranks_with_other_weights_predict_nothing(two):
+    """Each batch was predicted by another model, and all got the mixture."""
+    for rank in two:
+        found = dict(rank["other_weights"])
+        assert found.pop("alike") == "" and len(found) == 10
+        for name, said in found.items():
+            tensor = name.partition(", ")[0].replace("averages", "model.out.bias")
+            assert said.startswith("DistributedError: the ranks differ at step.predict or step.evaluate:"), name
+            assert f"{tensor}: #" in said and said.count("model.") == 1
+
+
+ORDERS = {
+    "model": "tensor 5 of the model: heads.a.weight on rank 0, heads.b.weight on rank 1",
+    "without training": "tensor 5 of the model: heads.a.weight on rank 0, heads.b.weight on rank 1",
+    "buffers": "tensor 5 of the model: a on rank 0, b on rank 1",
+    "optimizer": "parameter 0 of the optimizer's group 0: heads.a.weight on rank 0, heads.b.weight on rank 1",
+    "groups": "parameter 1 of the optimizer's group 1: heads.b.bias on rank 0, heads.a.bias on rank 1",
+}
+
+
+@pytest.mark.parametrize("what", ORDERS)
+def test_tensors_have_the_same_order_on_all_ranks(two, what):
+    """By which values are sent and gradients are added."""
+    for rank in two:
+        said = rank["other_order"][what]
+        assert said.startswith("DistributedError: the ranks differ at joestar.compile:") and ORDERS[what] in said
+
+
+def test_what_is_frozen_is_the_same_on_all_ranks(two):
+    words = {
+        "frozen": "requires_grad is False for: [] on rank 0, ['out.weight'] on rank 1",
+        "other frozen": "requires_grad is False for: ['conv.lin_r.weight'] on rank 0, ['out.weight'] on rank 1",
+        "modes": "modes of modules: ",
+    }
+    for rank in two:
+        for name, said in rank["other_flags"].items():
+            assert "DistributedError: the ranks differ at step" in said and words[name.partition(", ")[0]] in said
+
+
+def test_scores_of_rank_0_decide_for_all(two):
+    first, last = (rank["own_metric"] for rank in two)
+    assert first == last and (first["best"], first["values"]) == (1, [0.5, 0.6, 0.4, 0.3])
+    assert first["mine"] == {"mine": 0.5} and "metrics: of 0 on rank 0, of 1 on rank 1" in first["names"]
+
+
+def test_a_step_of_a_time_before_ranks_were_joined_does_not_train(two):
+    for number, rank in enumerate(two):
+        for said in rank["early"].values():
+            assert said.startswith("ConfigError: the step was compiled before joestar.distributed.init()")
+            assert f"rank {number} of 2" in said
+
+
+def test_a_step_of_a_job_that_was_left_says_so_at_once(two):
+    """It waited for others that had not been heard of since."""
+    for rank in two:
+        assert len(rank["left"]) == 7
+        for said in rank["left"].values():
+            assert said.startswith("DistributedError: the job was left by joestar.distributed.shutdown()")
+
+
+def test_processes_that_the_environment_does_not_name_are_refused(monkeypatch):
+    """Each took itself for the only one."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="initialised as rank 1 of 2, and the environment names no other processes"):
+        joestar.distributed.init()
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert joestar.distributed.init() is None
