@@ -13,6 +13,7 @@ PACKAGE = Path(joestar.__file__).parent
 
 ALLOWED = {
     "errors": set(),
+    "interrupts": set(),
     "whole_numbers": set(),
     "torch_private": set(),
     "garbage": set(),
@@ -165,7 +166,7 @@ ALLOWED = {
     },
 }
 
-ANYWHERE = {"__version__", "torch_private", "whole_numbers"}
+ANYWHERE = {"__version__", "interrupts", "torch_private", "whole_numbers"}
 """What modules of all levels may import."""
 
 

@@ -1,7 +1,5 @@
-"""Signals that end a program: SIGTERM as an exception, and both it and Ctrl-C leave nothing half done: a module that is
-being imported, a step that is being made."""
+"""Signals that end a program: SIGTERM as an exception, and Ctrl-C leaves no module half imported."""
 
-import _signal  # as ``signal``, which makes an enum of every handler: too slow for every step
 import _thread
 import contextlib
 import itertools
@@ -11,7 +9,10 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 
-_ENDING = int(signal.SIGINT), int(signal.SIGTERM)
+from joestar.interrupts import Whole
+
+__all__ = ["EXIT", "Whole", "WholeImports", "terminable"]
+
 EXIT = 128 + signal.SIGTERM
 """Exit status of a process that SIGTERM ended."""
 _IMPORTING = "<frozen importlib"
@@ -59,48 +60,6 @@ class WholeImports(contextlib.ContextDecorator):
             held = signal.getsignal(signal.SIGINT)
             if isinstance(held, _Patient) and held.frame is _caller():
                 signal.signal(signal.SIGINT, held.before)
-
-
-class Whole(contextlib.AbstractContextManager):
-    """Ctrl-C, and SIGTERM if something handles it, wait within, in the main thread, and act at its end.
-
-    What is within happens as a whole, or fails by itself. A second signal acts at once.
-    """
-
-    _active = False
-    """Whether the main thread is in one: what is further in waits for the outermost."""
-
-    def __init__(self):
-        self._before: dict[int, Callable] = {}
-        self._waits: int | None = None
-
-    def __enter__(self) -> "Whole":
-        if not Whole._active and threading.current_thread() is threading.main_thread():
-            for number in _ENDING:
-                handler = _signal.getsignal(number)
-                if callable(handler):
-                    self._before[number] = handler
-                    _signal.signal(number, self._note)
-            Whole._active = bool(self._before)
-        return self
-
-    def _note(self, number: int, frame: types.FrameType | None):
-        if self._waits is not None:
-            self._waits = None
-            return self._before[number](number, frame)
-        self._waits = number
-        return None
-
-    def __exit__(self, *error) -> None:
-        if not self._before:
-            return
-        Whole._active = False
-        for number, handler in reversed(self._before.items()):  # Ctrl-C last: it may end this loop
-            if _signal.getsignal(number) == self._note:
-                _signal.signal(number, handler)
-        number, self._waits = self._waits, None
-        if number is not None:
-            self._before[number](number, sys._getframe(1))
 
 
 def _caller() -> types.FrameType:

@@ -1,10 +1,10 @@
 """Whose turn it is to be loaded into an arena."""
 
-import contextlib
 import threading
 import time
 
 from joestar.errors import StageError
+from joestar.interrupts import Whole
 from joestar.stages.arena import Arena
 from joestar.stages.loaded import Loaded, Prepared
 from joestar.stages.macro import MacroBatch, Picked
@@ -13,6 +13,8 @@ from joestar.stages.macro import MacroBatch, Picked
 class Gate:
     """Lets one macro-batch at a time be loaded beside the one in use; closing it wakes whoever waits, and whoever is
     late finds it closed.
+
+    A ``Condition`` is left by Python code, in front of which an interrupt would leave it locked: signals wait.
 
     Attributes:
         waited: seconds that loading has waited here.
@@ -25,7 +27,7 @@ class Gate:
         self.waited = 0.0
 
     def enter(self) -> None:
-        """Waits until nothing is loaded beside the macro-batch in use.
+        """Waits until nothing is loaded beside the macro-batch in use; for threads, which no signal reaches.
 
         Raises:
             StageError: if the gate is closed.
@@ -35,8 +37,7 @@ class Gate:
             while not self._free and not self._closed:
                 self._changed.wait()
             self.waited += time.perf_counter() - start
-            if self._closed:
-                raise StageError("the arena's gate was closed.")
+            self._check_open()
             self._free -= 1
 
     def prepare(self, arena: Arena, macro: MacroBatch | Picked) -> Prepared | None:
@@ -45,7 +46,8 @@ class Gate:
         Raises:
             StageError: if the gate is closed.
         """
-        with self._open(arena.preparing):
+        with arena.preparing:
+            self._check_open()
             return arena.prepare(macro)
 
     def take(self, arena: Arena, made: Prepared) -> bool:
@@ -54,7 +56,8 @@ class Gate:
         Raises:
             StageError: if the gate is closed.
         """
-        with self._open(arena.loading):
+        with arena.loading:
+            self._check_open()
             return arena.take(made)
 
     def pass_through(self, arena: Arena, made: Prepared) -> Loaded | None:
@@ -63,19 +66,17 @@ class Gate:
         Raises:
             StageError: if the gate is closed.
         """
-        with self._open(arena.loading):
+        with arena.loading:
+            self._check_open()
             return arena.load(made, self.is_closed)
 
-    @contextlib.contextmanager
-    def _open(self, lock: threading.Lock):
-        with lock:
-            if self._closed:
-                raise StageError("the arena's gate was closed.")
-            yield
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StageError("the arena's gate was closed.")
 
     def leave(self) -> None:
         """What was loaded is in use: the next may be loaded beside it."""
-        with self._changed:
+        with Whole(), self._changed:
             self._free += 1
             self._changed.notify_all()
 
@@ -85,6 +86,6 @@ class Gate:
 
     def close(self) -> None:
         """Nobody enters any more."""
-        with self._changed:
+        with Whole(), self._changed:
             self._closed = True
             self._changed.notify_all()

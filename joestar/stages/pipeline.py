@@ -1,6 +1,7 @@
 """Items made ahead of their use, in order, by stages that work at the same time: a thread for each stage."""
 
 import atexit
+import contextlib
 import math
 import os
 import threading
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from joestar.errors import ConfigError, StageError
+from joestar.interrupts import Whole
 from joestar.whole_numbers import plain
 
 EXIT_SECONDS = 10.0
@@ -124,7 +126,11 @@ class _Failure:
 
 
 class _State:
-    """What the threads share. They hold no reference to the ``Pipeline``, so that dropping it ends them."""
+    """What the threads share. They hold no reference to the ``Pipeline``, so that dropping it ends them.
+
+    The consumer may be the main thread, where an interrupt can come between any two lines of Python, also those of
+    ``Condition`` and ``Thread``: signals wait wherever that would leave a lock held, but in no wait for an item.
+    """
 
     def __init__(self, functions: tuple[Callable, ...], depth: int, wake: Callable[[], None] | None = None):
         self.functions = functions
@@ -132,6 +138,7 @@ class _State:
         self.names = _names(functions)
         self.depth = depth
         self.queues: list[deque] = [deque() for _ in functions]
+        self.news = [threading.Lock() for _ in functions]  # free when there is something to look at
         self.changed = threading.Condition()  # of an RLock: garbage collection may end() while it is held
         self.ended = False
         self.process = os.getpid()
@@ -142,10 +149,11 @@ class _State:
         for stage, name in enumerate(self.names):
             thread = threading.Thread(target=self._work, args=(stage, numbers), name=f"joestar {name}", daemon=True)
             self.threads.append(thread)
-        _RUNNING.add(self)
         try:
-            for thread in self.threads:
-                thread.start()
+            with Whole():
+                _RUNNING.add(self)
+                for thread in self.threads:
+                    thread.start()
         except BaseException:
             self.end()
             raise
@@ -166,7 +174,7 @@ class _State:
         except BaseException as error:  # outside of the stage: an exception that another thread set, no memory left
             with self.changed:  # whatever waits already
                 self.queues[stage].append(_Failure(self.names[stage], number, error))
-                self.changed.notify_all()
+                self._tell(stage)
 
     def _made(self, stage: int, number: int, item):
         before = time.perf_counter()
@@ -179,18 +187,29 @@ class _State:
 
     def take(self, queue: int):
         """The next item of a queue; ``_EndedError`` if the pipeline is closed."""
-        items = self.queues[queue]
         before = time.perf_counter()
-        with self.changed:
-            while not items and not self.ended:
-                self.changed.wait(SIGNAL_SECONDS)
-            if self.ended:
-                raise _EndedError
-            item = items.popleft()
-            self.changed.notify_all()
+        while not (found := self._found(queue)):
+            self.news[queue].acquire(timeout=SIGNAL_SECONDS)
         if queue == len(self.queues) - 1:
             self.seconds[-1] += time.perf_counter() - before
-        return item
+        return found.pop()
+
+    def _found(self, queue: int) -> list:
+        """The next item of a queue, taken out of it, if there is one."""
+        items = self.queues[queue]
+        with Whole(), self.changed:
+            if self.ended:
+                raise _EndedError
+            found = [items.popleft()] if items else []
+            if found:
+                self.changed.notify_all()
+            return found
+
+    def _tell(self, queue: int) -> None:
+        """Who takes from a queue looks there again. Within ``changed``."""
+        self.changed.notify_all()
+        with contextlib.suppress(RuntimeError):  # it was told already
+            self.news[queue].release()
 
     def _put(self, queue: int, item) -> None:
         items = self.queues[queue]
@@ -200,29 +219,31 @@ class _State:
             if self.ended:
                 raise _EndedError
             items.append(item)
-            self.changed.notify_all()
+            self._tell(queue)
 
     def end(self) -> None:
         """Tells the threads to leave. Called from anywhere, by garbage collection too."""
         if os.getpid() != self.process:
             return  # a forked copy, whose lock may be held for ever
-        with self.changed:
-            self.ended = True
-            self.changed.notify_all()
-            dropped = [item for items in self.queues for item in items]
-            for items in self.queues:
-                items.clear()
-        if self.wake is not None:
-            self.wake()
-        _RUNNING.discard(self)
+        with Whole():
+            with self.changed:
+                self.ended = True
+                for queue in range(len(self.queues)):
+                    self._tell(queue)
+                dropped = [item for items in self.queues for item in items]
+                for items in self.queues:
+                    items.clear()
+            if self.wake is not None:
+                self.wake()
+            _RUNNING.discard(self)
         del dropped  # outside of the lock: items may have finalizers
 
     def join(self, seconds: float | None = None) -> None:
-        """Waits until the threads have left, each at most so long."""
+        """Waits until the threads have left, each at most so long; those that never started are passed over."""
         if os.getpid() != self.process:
             return
         for thread in self.threads:
-            if thread is threading.current_thread() or thread.ident is None:
+            if thread is threading.current_thread():
                 continue
             until = math.inf if seconds is None else time.monotonic() + seconds
             while thread.is_alive() and time.monotonic() < until:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import joestar
-from joestar.runtime import interrupts
+from joestar import interrupts
 
-LINES = str(Path(joestar.__file__).parent / "runtime")
+LINES = tuple(str(Path(joestar.__file__).parent / name) for name in ("runtime", "interrupts.py"))
 LOOP = {"fit", "epochs", "runner", "recorded", "undone", "interrupts", "update", "checkpoint", "state", "optimizer"}
 Place = tuple[str, int, int]
 """File, line, and how often it was reached before."""
@@ -38,7 +38,7 @@ def _traced(seen) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted() -> Iterator[collections.Counter]:
-    """How often each (file, line) of ``joestar/runtime`` is reached within."""
+    """How often each (file, line) of ``joestar/runtime``, and of what makes steps whole, is reached within."""
     found = collections.Counter()
     with _traced(lambda *line: found.update([line])):
         yield found

@@ -7,14 +7,18 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from stages.pressed import pressed
 
 import joestar
 from joestar.errors import ChangedAfterCompileError, JoestarError
 from joestar.locks import TRACING
 from joestar.runtime.program import Program
 from joestar.stages import LargeBatch
+from joestar.stages.pipeline import _State
 from tests.runtime.staged_plans import BATCH, EDGES, NODES, Whole, plans
 
+LOST = 5.0
+"""Seconds until a thread counts as one that waits for ever."""
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
 
@@ -238,6 +242,21 @@ def test_an_interrupt_between_a_swap_and_its_step(graph):
         next(epochs[0])
     ours.arena.show = show
     assert [x.item() for x in epochs[0]] == [x.item() for x in epochs[1]]
+
+
+@pytest.mark.parametrize("at", ["enter", "leave"])
+def test_an_interrupt_in_a_swaps_locks(graph, at, monkeypatch):
+    """The gate's lock was lost, and the threads that load waited for it, the main thread for them."""
+    ours, plain = both(graph)
+    monkeypatch.setattr(_State, "join", lambda self, seconds=LOST, wait=_State.join: wait(self, seconds))
+    epochs = [step.epoch(graph.train_idx, BATCH) for step in (ours, plain)]
+    losses = [[next(epoch).item()] for epoch in epochs]
+    with pytest.raises(KeyboardInterrupt), pressed("leave", at):
+        losses[0].extend(loss.item() for loss in epochs[0])
+    threads = ours.arena.holder()._pipeline._state.threads if ours.arena.holder else []
+    for found, epoch in zip(losses, epochs, strict=True):
+        found.extend(loss.item() for loss in epoch)
+    assert losses[0] == losses[1] and not any(thread.is_alive() for thread in threads)
 
 
 def test_float64_and_strided_features(graph):

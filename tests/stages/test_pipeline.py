@@ -252,7 +252,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments):
 LIGHT = """
 import importlib.util, os, sys, types
 sys.modules["joestar"] = types.ModuleType("joestar")
-for name in ("errors", "whole_numbers", "stages/pipeline"):
+for name in ("errors", "interrupts", "whole_numbers", "stages/pipeline"):
     full = "joestar." + name.replace("/", ".")
     spec = importlib.util.spec_from_file_location(full, os.path.join(sys.argv[1], name + ".py"))
     sys.modules[full] = module = importlib.util.module_from_spec(spec)
