@@ -6,6 +6,8 @@
 | ``cached`` | page-locked host memory, hot rows on the device as well | compiled steps (``gather_rows``), ``fill`` |
 | ``pinned`` | page-locked host memory, read in place over the bus | compiled steps (``gather_rows``), ``fill`` |
 | ``host`` | ordinary or mapped host memory, through a staging buffer | ``fill`` and ``gather`` only |
+
+On a CPU every tier reads the tensor itself, and nothing is copied.
 """
 
 import torch
@@ -81,6 +83,9 @@ class FeatureStore(RowSource):
 
     def _keep(self, hot: Tensor) -> None:
         self.hot = hot = hot.to(self.device)
+        self.cache = self.slot_of = None
+        if self.device.type == "cpu":  # a copy would be no nearer, and would not see what NumPy writes
+            return
         self.cache = torch.empty((hot.numel(), *self.table.shape[1:]), dtype=self.table.dtype, device=self.device)
         self.slot_of = slot_table(hot, self.table.shape[0])
         self._version = None
@@ -91,7 +96,7 @@ class FeatureStore(RowSource):
 
         Compiled steps ask for that at the start of an epoch, and of a call.
         """
-        if self.hot is None or self._version == self._written():
+        if self.cache is None or self._version == self._written():
             return
         self._version = self._written()
         slots = torch.arange(self.hot.numel(), device=self.device)

@@ -251,9 +251,9 @@ def test_an_interrupt_in_a_swaps_locks(graph, at, monkeypatch):
     monkeypatch.setattr(_State, "join", lambda self, seconds=LOST, wait=_State.join: wait(self, seconds))
     epochs = [step.epoch(graph.train_idx, BATCH) for step in (ours, plain)]
     losses = [[next(epoch).item()] for epoch in epochs]
+    threads = ours.arena.holder()._pipeline._state.threads
     with pytest.raises(KeyboardInterrupt), pressed("leave", at):
         losses[0].extend(loss.item() for loss in epochs[0])
-    threads = ours.arena.holder()._pipeline._state.threads if ours.arena.holder else []
     for found, epoch in zip(losses, epochs, strict=True):
         found.extend(loss.item() for loss in epoch)
     assert losses[0] == losses[1] and not any(thread.is_alive() for thread in threads)
