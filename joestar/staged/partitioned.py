@@ -54,16 +54,22 @@ class PartitionedStep(StagedStep):
         return super()._going_on(under_way) | {"lanes": [tuple(entry) for entry in lanes]}
 
     def _most_steps(self, idx: Tensor, batch: int, drop_last: bool) -> int:
-        """One more for every group of parts, whose last batch may be smaller; of several ranks, what the one takes that
-        has the groups with the most seeds."""
+        """One more for every group of parts, whose last batch may be smaller (with ``drop_last``: of those that may
+        have fewer seeds than a batch); of several ranks, what the one takes that has the groups with the most seeds."""
         stage, own = self.stage.stage, batch // self._world
-        groups = min(-(-stage.partitioning.parts // stage.group), idx.numel())
-        most = idx.numel() // own + (0 if drop_last else groups)
+        seeds, number = idx.numel(), stage.partitioning.parts
+        groups = min(-(-number // stage.group), seeds)
+        parts = torch.bincount(stage.partitioning.assignment[idx.long()].long(), minlength=number)
+        least = number % stage.group or stage.group
+        if self._world > 1:
+            least = number // min(number, -(-groups // self._world) * self._world)
+        some_are_small = int(parts.topk(least, largest=False).values.sum()) < own
+        most = seeds // own + (0 if drop_last and not some_are_small else groups)
         if self._world == 1:
             return most
-        parts = torch.bincount(stage.partitioning.assignment[idx.long()].long())
-        largest = int(parts.topk(min(stage.group, parts.numel())).values.sum())
-        return min(most, -(-groups // self._world) * (largest // own if drop_last else -(-largest // own)))
+        largest = int(parts.topk(min(stage.group, number)).values.sum())
+        of_each = max(1, largest // own) if drop_last else -(-largest // own)
+        return min(most, -(-groups // self._world) * of_each)
 
     def part_order(
         self, seeds: Tensor, batch: int, epoch: int, shuffle: bool, drop_last: bool, before: Sequence[Lanes] = (),

@@ -60,7 +60,7 @@ def partition_order(
     """The order of an epoch: parts grouped at random under ``key`` = (seed, epoch), in every group its seeds as given.
 
     Groups without seeds make no macro-batch. With ``drop_last`` the last, smaller batch of every macro-batch is left
-    out.
+    out, unless all of its seeds are fewer than a batch.
 
     Args:
         batch: seeds of a rank per step.
@@ -91,14 +91,17 @@ def _dealt(
     ranks: int,
 ) -> tuple[Tensor, list[int], list[list[Tensor]]]:  # fmt: skip
     """Positions in ``seeds``, of ``which``, as ``PartitionOrder.seeds``; its borders and groups."""
-    part = stage.stage.partitioning.assignment[seeds[which].to(torch.int64)].to(torch.int64)
     groups = stage.all_groups(*key, ranks)
     group_of = torch.empty(stage.stage.partitioning.parts, dtype=torch.int64, device="cpu")
     for index, group in enumerate(groups):
         group_of[group] = index
-    of_seed = group_of[part]
+    of_seed = group_of[_part_of(stage, seeds[which])]
     by_group = which[torch.argsort(of_seed, stable=True)].split(torch.bincount(of_seed, minlength=len(groups)).tolist())
-    steps = [own.numel() // batch if drop_last else -(-own.numel() // batch) for own in by_group]
+    whole = torch.bincount(group_of[_part_of(stage, seeds)], minlength=len(groups)).tolist()
+    steps = [
+        own.numel() // batch if drop_last and of_all >= batch else -(-own.numel() // batch)
+        for own, of_all in zip(by_group, whole, strict=True)
+    ]
     found, borders, kept = [which.new_empty(0)], [0], []
     for chosen in rounds(steps, ranks):
         most = max(steps[index] for index in chosen)
@@ -110,6 +113,10 @@ def _dealt(
         borders.append(borders[-1] + most)
         kept.append([groups[index] for index in chosen + chosen[:1] * (ranks - len(chosen))])
     return torch.cat(found), borders, kept
+
+
+def _part_of(stage: PreparedPartitions, seeds: Tensor) -> Tensor:
+    return stage.stage.partitioning.assignment[seeds.to(torch.int64)].to(torch.int64)
 
 
 def rounds(steps: Sequence[int], ranks: int) -> list[list[int]]:

@@ -270,6 +270,31 @@ def test_drop_last_and_length(graph, parts):
     assert len(step.epoch(graph.train_idx, 5)) >= 10
 
 
+@pytest.mark.parametrize("batch", [9, 20, 50])
+def test_with_drop_last_groups_of_few_seeds_are_steps(graph, parts, batch):
+    """As fewer seeds than one batch are a step elsewhere: epochs without steps had no loss, and ``fit`` failed."""
+    step, plain = compiled(graph, stage_of(parts)), step_epochs(graph, parts, batch)
+    for number in range(2):
+        epoch = step.epoch(graph.train_idx, batch, drop_last=True, with_seeds=True)
+        sizes = [len(seeds) for _, seeds in epoch]
+        assert sizes and sorted(sizes) == plain[number]
+        assert len(sizes) <= step._most_steps(graph.train_idx, batch, True)
+    history = step.fit(graph.train_idx, epochs=1, batch_size=batch, drop_last=True)
+    assert history.records[0].loss > 0
+
+
+def step_epochs(graph, parts, batch):
+    """Sizes of the steps of two epochs, by counting."""
+    stage, found = stage_of(parts).prepare(graph, graph.train_idx.unique()), []
+    for number in range(2):
+        found.append([])
+        for group in stage.groups(3, number):
+            seeds = int(torch.isin(parts.assignment[graph.train_idx], group).sum())
+            found[-1] += [batch] * (seeds // batch) or [seeds]
+        found[-1].sort()
+    return found
+
+
 def test_fit_with_a_schedule_per_step(graph, parts):
     """Epochs have different numbers of steps; a scheduler gets as many as there can be."""
     step = compiled(graph, stage_of(parts))

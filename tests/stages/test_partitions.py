@@ -14,6 +14,7 @@ from joestar.graph_api import Graph
 from joestar.sampling import NeighborSampler
 from joestar.stages import Partitions, check_macro_batch
 from joestar.stages.hubs import hub_nodes, influence, row_pieces
+from joestar.stages.partition_order import partition_order
 from stages.part_reference import ahead_of_time, chosen_rows, local_batch
 
 PARTS, GROUP = 12, 5
@@ -325,3 +326,17 @@ def test_hubs_and_training_nodes_are_ids(graph, parts, nodes, says):
 def test_hubs_and_training_nodes_of_any_integers(graph, parts, kind):
     stage = Partitions(parts, 2, hubs=kind([30, 10])).prepare(graph, kind([7, 3, 5]))
     assert stage.hubs.tolist() == [10, 30] and int(stage.train_of_part.sum()) == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_with_drop_last_a_group_with_fewer_seeds_than_a_batch_is_a_step(graph, parts, ranks):
+    """What larger groups have left out stays so, however ranks change."""
+    stage = stage_of(graph, parts)
+    seeds = graph.train_idx.unique()
+    batch = seeds.numel()
+    order = partition_order(stage, seeds, batch, (1, 0), True, ranks)
+    found = order.seeds[order.seeds >= 0]
+    assert sorted(found.tolist()) == seeds.tolist() and order.steps == len(order.groups)
+    whole = partition_order(stage, seeds, 4, (1, 0), True, ranks)
+    again = partition_order(stage, seeds, 4, (1, 0), True, ranks, [(0, ranks, 4)], whole.steps)
+    assert again.steps == whole.steps, "nothing is left"
