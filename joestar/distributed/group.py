@@ -140,26 +140,26 @@ class Group:
 
     def from_first(self, tensors: list[Tensor]) -> None:
         """The values of rank 0, in place."""
-        with self.together("joestar.compile"), torch.no_grad():
-            for tensor in tensors:
-                if tensor.numel():
-                    whole = tensor.detach().contiguous()
-                    dist.broadcast(whole, 0)
-                    tensor.copy_(whole)
+        for tensor in tensors:
+            if tensor.numel():
+                whole = tensor.detach().contiguous()
+                with self.together("joestar.compile"):
+                    dist.broadcast(_words(whole), 0)
+                _written_once(tensor.detach()).copy_(_written_once(whole, tensor))
 
     def join_rows(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Tensors whose every row one rank has set, and the others left zero: complete on all."""
-        with self.together(), torch.no_grad():
-            return [self._joined(tensor) for tensor in tensors]
+        """Tensors whose every row one rank has set, and the others left zero: complete on all, bit by bit."""
+        return [self._joined(tensor.detach()) for tensor in tensors]
 
     def _joined(self, tensor: Tensor) -> Tensor:
-        whole = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
-        for part in whole.view(-1).split(PART):
+        whole = tensor.contiguous()
+        for part in _words(whole).split(PART):
             there = part.to(self.device)  # GPUs add up what is in host memory, too: faster than hosts, and always there
-            dist.all_reduce(there)
+            with self.together():
+                dist.all_reduce(there)
             if there.device != part.device:
                 part.copy_(there)
-        return whole.to(tensor.dtype)
+        return whole
 
     # --- the end ---
 
@@ -184,3 +184,18 @@ class Group:
                 self.exchange("joestar.distributed.shutdown, or the end of the script")
         for owner in owners:
             owner.close()
+
+
+def _words(whole: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as whole numbers, which every library sends and adds up: ``[n]``."""
+    kinds = {4: torch.int32, 8: torch.int64, 16: torch.int64}
+    return whole.view(-1).view(kinds.get(whole.element_size(), torch.uint8))
+
+
+def _written_once(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Of a tensor laid out like another, or itself, every place in memory once: one that was expanded has it often."""
+    strides = (tensor if like is None else like).stride()
+    for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

@@ -26,10 +26,12 @@ from joestar.distributed.place import (
     said_sum,
     said_word,
 )
-from joestar.errors import ConfigError, JoestarError
+from joestar.errors import ConfigError, DistributedError, JoestarError
 
 TIMEOUT = 40.0
 """Seconds that ranks wait for one that is not known to be at work on something long."""
+JOINING = 60.0
+"""Least seconds that processes wait for one another to start."""
 GRACE = 15.0
 """Seconds that a process has to end by itself once the job has failed."""
 _DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
@@ -67,7 +69,8 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
     without GPUs, processes work on CPUs, by gloo.
 
     Args:
-        timeout: seconds that ranks wait for one that is not known to be loading or compiling, before the job ends.
+        timeout: seconds that ranks wait for one that is not known to be loading or compiling, before the job ends;
+            for one that is only started, a minute at least.
         device: ``"cpu"`` or ``"cuda"`` to insist on it.
 
     Returns:
@@ -141,8 +144,17 @@ def _own_store(place: Place, timeout: float):
         return dist.distributed_c10d._get_default_store()
     from torch.distributed.rendezvous import rendezvous  # not every build of PyTorch has it
 
-    seconds = timedelta(seconds=max(60.0, timeout))
-    store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=seconds))
+    seconds = max(JOINING, timeout)
+    try:
+        store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=seconds)))
+    except RuntimeError as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DistributedError(
+            f"rank {place.rank} of {place.world} waited {seconds:g} s to meet the others at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}, and not all came ({first[:300]}). Start "
+            "WORLD_SIZE processes that call joestar.distributed.init(), with this address; if they only take longer: "
+            "init(timeout=...)."
+        ) from error
     return store
 
 

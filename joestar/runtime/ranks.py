@@ -2,14 +2,25 @@
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from joestar.distributed import Group, current
+from joestar.distributed.board import differences
 from joestar.distributed.division import arranged, present, share, weights
-from joestar.distributed.facts import flags_of, graph_facts, model_facts, optimizer_facts, plain, said_of, values_of
+from joestar.distributed.facts import (
+    checksums,
+    flags_of,
+    graph_facts,
+    model_facts,
+    optimizer_facts,
+    plain,
+    said_of,
+    values_of,
+)
 from joestar.distributed.place import early_word
 from joestar.distributed.reduction import Reduction
 from joestar.distributed.words import HostWords
@@ -42,6 +53,7 @@ class Ranks:
         self._even: tuple = (None, None)
         self._written: tuple = (None, [])
         self._since: float | None = None
+        self._began = self._ended = False
         self._all_ready = False
         self._words: HostWords | None = None
         self._words_made = False
@@ -199,7 +211,27 @@ class Ranks:
         """Where this rank is during a step."""
         self.group.check()
         self._since = None if long else time.monotonic()
-        return self.group.board.at(f"step {run.position} of epoch {run.epoch}", long)
+        at = self.group.board.at(f"step {run.position} of epoch {run.epoch}", long)
+        ends = run.epoch >= 0 and run.position + 1 == run.steps  # with shares that differ in size, mostly
+        return self._looked_at(at, ends) if not self._began or (ends and not self._ended) else at
+
+    @contextlib.contextmanager
+    def _looked_at(self, at: contextlib.AbstractContextManager, ends: bool) -> Iterator[None]:
+        """The first step, and the last of an epoch: what they write to buffers and is not averaged must be the same."""
+        with at:
+            yield
+            roles = [role for role in self.executor.program.written_roles if not role.tensor.is_floating_point()]
+            sums = checksums([role.tensor for role in roles])
+            facts = {role.name: f"{role.tensor.dtype} #{n}" for role, n in zip(roles, sums, strict=True)}
+            told = [each["facts"] for each in self.group.exchange("the end of a step", {"facts": facts})]
+            if any(each != facts for each in told):
+                raise DistributedError(
+                    "ranks wrote different numbers to buffers of the model:\n"
+                    + "\n".join(f"  {line}" for line in differences(told))
+                    + "\nOf several ranks' statistics those in floating point are averaged, and no others. Count what "
+                    "every rank has alike (steps, not seeds or nodes), or keep such numbers in a buffer of floats."
+                )
+        self._began, self._ended = True, self._ended or ends
 
     def waiting(self) -> None:
         """Called while the host waits for the device: raises if that is in vain."""

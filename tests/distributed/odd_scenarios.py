@@ -161,6 +161,43 @@ def logged_means() -> dict:
     return {"logged": [{name: value.item() for name, value in epoch.logged.items()} for _ in epoch]}
 
 
+BUFFERS = [
+    torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+class Holding(Net):
+    """Has buffers of all dtypes, and expanded ones; returns one of them for every seed in evaluation mode."""
+
+    def __init__(self, returned):
+        super().__init__()
+        for number, dtype in enumerate(BUFFERS):
+            values = torch.arange(1.0, 4.0) * (1 + joestar.distributed.rank())
+            self.register_buffer(f"b{number}", values.to(dtype))
+        start = torch.ones(1, 3, 1) * (1 + joestar.distributed.rank())
+        self.register_buffer("expanded", start.expand(4, 3, 2))
+        self.register_buffer("scalar", torch.tensor(1 + joestar.distributed.rank(), dtype=torch.int16))
+        self.returned = returned
+
+    def forward(self, blocks, x):
+        """Scores, or what they are in another dtype."""
+        scores = self.out(self.conv(blocks[0], x).relu())
+        return scores if self.returned is None else (scores * 8).to(self.returned)
+
+
+def held() -> dict:
+    """Buffers of rank 0, and outputs, of all dtypes that there are."""
+    step = compiled(Holding(None))
+    found = {name: value.to(torch.complex128).real.tolist() for name, value in step.model.named_buffers()}
+    next(step.epoch(ids(40), 5))
+    for dtype in BUFFERS:
+        if dtype not in (torch.uint16, torch.uint32, torch.uint64):
+            outputs = compiled(Holding(dtype).eval(), loss=None).predict(ids(25), 10)
+            found[str(dtype)] = [str(outputs.dtype), outputs.to(torch.complex128).real.tolist()]
+    return found
+
+
 # --- what differs ---
 
 
@@ -244,6 +281,46 @@ def other_flags() -> dict:
             (step.model.out.weight if _is_last() else step.model.conv.lin_r.weight).requires_grad_(False)
         for name, work in works.items():
             found[f"{what}, {name}"] = error_of(work)
+    return found
+
+
+class Counting(Net):
+    """Counts in a buffer what ``count`` says of the rows of seeds."""
+
+    def __init__(self, count, dtype):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=dtype))
+        self.count = count
+
+    def forward(self, blocks, x):
+        """Scores."""
+        h = self.conv(blocks[0], x)
+        if self.training:
+            self.seen += self.count(h.detach()).to(self.seen.dtype)
+        return self.out(h)
+
+
+def _rows(h):
+    return torch.tensor(h.shape[0])
+
+
+def _positive(h):
+    return (h > 0).sum()
+
+
+def _one(h):
+    return torch.ones(())
+
+
+def counters() -> dict:
+    """Buffers in which steps count."""
+    found = {}
+    for count in (_rows, _positive, _one):
+        for dtype in (torch.int64, torch.complex128, torch.float64):
+            step = compiled(Counting(count, dtype))
+            found[f"{count.__name__}, {dtype}"] = error_of(
+                lambda step=step: [list(step.epoch(ids(37), 5)) for _ in range(2)] and step.evaluate(ids(40))
+            )
     return found
 
 

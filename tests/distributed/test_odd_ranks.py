@@ -1,19 +1,22 @@
 """Models, losses and scripts unlike most others, on two ranks: what one process makes of them, or a refusal on all."""
 
+import socket
+
 import pytest
 import torch
 
 import joestar
+from joestar.distributed import start
 from joestar.distributed.reduction import Reduction
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, DistributedError
 from tests.distributed import odd_scenarios
 from tests.distributed.ranks import results
 from tests.distributed.test_training import _Alone, close
 
-ALIKE = ["layouts", "void_losses", "logged_means"]
+ALIKE = ["layouts", "void_losses", "logged_means", "held"]
 """Scenarios of which two ranks make what one process makes."""
 
-DIFFERING = ["other_weights", "other_order", "other_flags", "own_metric"]
+DIFFERING = ["other_weights", "other_order", "other_flags", "own_metric", "counters"]
 """Scenarios in which ranks differ."""
 
 
@@ -78,6 +81,22 @@ def test_logged_means_over_known_labels_are_those_of_one_process(two, one):
     assert [entry["known"] for entry in one["logged_means"]["logged"]] == [5, 7, 7, 0, 10]
 
 
+def test_buffers_and_outputs_may_have_any_dtype(two, one):
+    """Some were refused, as if another rank had not come."""
+    assert two[0]["held"] == two[1]["held"] == one["held"]
+
+
+def test_buffers_that_are_not_averaged_count_the_same_on_all_ranks(two):
+    """Others were found to differ before the second epoch, as if scripts did."""
+    for rank in two:
+        for name, said in rank["counters"].items():
+            if "_one" in name or "float64" in name:
+                assert said == "", name
+            else:
+                assert said.startswith("DistributedError: ranks wrote different numbers to buffers"), name
+                assert "model.seen: torch." in said and "steps, not seeds or nodes" in said
+
+
 def test_ranks_with_other_weights_predict_nothing(two):
     """Each batch was predicted by another model, and all got the mixture."""
     for rank in two:
@@ -136,6 +155,24 @@ def test_a_step_of_a_job_that_was_left_says_so_at_once(two):
         assert len(rank["left"]) == 7
         for said in rank["left"].values():
             assert said.startswith("DistributedError: the job was left by joestar.distributed.shutdown()")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_an_error_of_ours(monkeypatch, rank):
+    """Whether it is the one that keeps the store or another."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(start, "JOINING", 0.2)
+    monkeypatch.setattr(start, "_DEFAULTS", {})
+    with pytest.raises(
+        DistributedError, match=rf"rank {rank} of 2 waited 0\.5 s to meet .* at 127\.0\.0\.1:{port}, and"
+    ):
+        joestar.distributed.init(timeout=0.5, device="cpu")
+    assert joestar.distributed.current() is None
 
 
 def test_processes_that_the_environment_does_not_name_are_refused(monkeypatch):
