@@ -40,10 +40,17 @@ class LayerHistory:
         self.layer = layer
 
     def exchanged(self, h: Tensor, block) -> Tensor:
-        """``h`` with the rows of halo nodes replaced; the others are noted in the context, to be pushed."""
+        """``h`` with the rows of halo nodes replaced; the others are noted in the context, to be pushed.
+
+        A halo node without a usable row keeps the one that was computed here, without gradients: nothing aggregates it,
+        but statistics over all rows (a norm's) count it.
+        """
         tables, layer = self.tables, self.layer
         place = torch.index_select(tables.place, 0, block.dsts)
-        stored = torch.index_select(tables.pulled[layer], 0, place.clamp(min=0)).to(h.dtype)
+        pulled = place.clamp(min=0)
+        usable = torch.index_select(tables.usable[layer], 0, pulled).unsqueeze(1)
+        stored = torch.index_select(tables.pulled[layer], 0, pulled).to(h.dtype)
+        stored = torch.where(usable, stored, h.detach())
         rows = torch.ops.joestar.only_valid((-place).clamp(min=0))
         block.graph.context.pushed.append((layer, rows, h.detach()))
         return torch.where((place > 0).unsqueeze(1), stored, h)

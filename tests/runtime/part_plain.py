@@ -90,6 +90,6 @@ class Plain:
                 self.pushes[self.number][layer, node] = row.detach().to(self.dtype)
             elif not self.here(node):
                 usable = self.usable(layer, node)
-                row = self.history[layer][node][0].to(row.dtype) if usable else torch.zeros_like(row)
+                row = self.history[layer][node][0].to(row.dtype) if usable else row.detach()
             found.append(row)
         return torch.stack(found)

@@ -57,6 +57,8 @@ CASES = {
     "gcn-exact": ({"kind": "GCN"}, {}, {"execution": "exact"}),
     "gcn-graph-norm": ({"kind": "GCN", "gcn_norm": "graph"}, {}, {}),
     "gin-bfloat16-norm": ({"kind": "GIN", "norm": "layer_norm"}, {"dtype": torch.bfloat16}, {}),
+    "sage-batch-norm": ({"kind": "GraphSAGE", "norm": "batch_norm"}, {"max_age": 3}, {}),
+    "gcn-batch-norm-exact": ({"kind": "GCN", "norm": "batch_norm"}, {}, {"execution": "exact"}),
     "sage-aged": ({"kind": "GraphSAGE"}, {"max_age": 3}, {}),
     "sage-accumulate": ({"kind": "GraphSAGE"}, {}, {"accumulate": 3}),
     "sage-overflows": ({"kind": "GraphSAGE"}, {}, {"slack": 0, "warm_up": 1, "patience": 1}),
@@ -93,6 +95,33 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
                 values, stamps = store.peek(layer, torch.tensor([node]))
                 assert int(stamps) == when
                 assert torch.allclose(values[0].double(), row.double(), rtol=2e-2 if stage.get("dtype") else 1e-4)
+
+
+class SameRows(torch.nn.Module):
+    """Whose hidden rows are the same for every node, in front of a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(6, 4), joestar.nn.SAGEConv(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4, momentum=None)  # running statistics: means over all batches
+
+    def forward(self, blocks, x):
+        h = self.a(torch.ones_like(x))[: blocks[0].num_dst]
+        return self.b(blocks[1], self.norm(joestar.nn.historical(h, blocks[0])).relu())
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_halo_rows_that_were_never_pushed_are_no_zeros_to_a_norm(graph, parts, execution):
+    torch.manual_seed(1)
+    model = SameRows().double()
+    row = model.a(torch.ones(6).double()).detach().clone()
+    step = compiled(graph, stage_of(parts, dtype=torch.float32), model, (-1, -1), execution=execution)
+    for group in step.optimizer.param_groups:
+        group["lr"] = 0.0
+    list(step.epoch(graph.train_idx, BATCH))
+    assert step.report().feeding.history[0].missing > 0
+    assert torch.allclose(model.norm.running_mean, row, atol=1e-6)
+    assert torch.allclose(model.norm.running_var, torch.zeros(4).double(), atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["GraphSAGE", "GAT"])
