@@ -85,13 +85,17 @@ class DeviceHistory:
     def push(self, outputs: list[Tensor], ok: Tensor) -> None:
         """Keeps the hidden rows of a step, if it happened: a part of the step, which nothing waits for.
 
+        Rows that are not finite are not kept, as of a step that a loss scale skips: others would read them for epochs.
+
         Args:
             outputs: of every layer rows of the table (int32 ``[D]``, 0 for what is not kept) and values ``[D, width]``.
             ok: 0-d bool.
         """
         for layer, (rows, values) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
-            rows = (rows * ok).to(torch.int64)  # what did not happen goes to row 0
-            self.pushed[layer].index_copy_(0, rows, values.detach().to(self.pushed[layer].dtype))
+            values = values.detach().to(self.pushed[layer].dtype)
+            kept = ok & torch.isfinite(values).all(1)
+            rows = (rows * kept).to(torch.int64)  # what did not happen goes to row 0
+            self.pushed[layer].index_copy_(0, rows, values)
             self.written[layer].index_fill_(0, rows, True)
 
     @torch.no_grad()

@@ -124,6 +124,40 @@ def test_halo_rows_that_were_never_pushed_are_no_zeros_to_a_norm(graph, parts, e
     assert torch.allclose(model.norm.running_var, torch.zeros(4).double(), atol=1e-9)
 
 
+class Boosted(torch.nn.Module):
+    """Whose hidden rows are too large for float16 while ``boost`` is."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = joestar.nn.SAGEConv(6, 4), joestar.nn.SAGEConv(4, 4)
+        self.register_buffer("boost", torch.ones(()))
+
+    def forward(self, blocks, x):
+        h = (self.a(blocks[0], x) * self.boost).half()
+        return self.b(blocks[1], joestar.nn.historical(h.float(), blocks[0]))
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_rows_of_a_step_that_the_scale_skips_are_not_kept(graph, execution):
+    """They were read by later macro-batches, whose steps were skipped, too."""
+    graph = joestar.Graph.from_csc(graph.indptr, graph.indices, {"x": graph.ndata["x"].float(), "y": graph.ndata["y"]})
+    graph.train_idx = torch.arange(48)
+    model = Boosted()
+    parts = joestar.partition(graph, PARTS, passes=2)
+    step = compiled(graph, stage_of(parts), model, (-1, -1), execution=execution, loss_scale=True)
+    epoch = step.epoch(graph.train_idx, BATCH)
+    model.boost.fill_(1e9)
+    before, scale = step.weights(), float(step.loss_scale)
+    next(epoch)
+    assert float(step.loss_scale) < scale and torch.equal(step.weights()["a.lin_l.weight"], before["a.lin_l.weight"])
+    model.boost.fill_(1.0)
+    assert all(loss.isfinite() for loss in epoch)
+    step.exchange.begin(0)
+    step.exchange._apply(step.exchange.latest)
+    for table in step.exchange.store.tables:
+        assert table.isfinite().all()
+
+
 @pytest.mark.parametrize("kind", ["GraphSAGE", "GAT"])
 def test_rows_of_weights_that_stay_give_the_losses_of_the_whole_graph(graph, parts, kind):
     """What is stored is what a forward gives: once every node was trained on, only gradients lack something."""

@@ -209,3 +209,18 @@ def test_an_interrupt_between_layers_loses_nothing(monkeypatch, layer, when, the
 def same(one, other):
     pairs = zip(one.store.tables + one.store.stamps, other.store.tables + other.store.stamps, strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan"), 3.4e38])
+def test_rows_that_are_not_finite_are_not_kept(wrong):
+    """Also where only the table's dtype cannot hold them: the step before last pushed a row that is kept."""
+    device = DeviceHistory(50, WIDTHS, 4, 5, torch.bfloat16, "cpu")
+    rows = torch.tensor([1, 2, 0, 3], dtype=torch.int32)
+    ones = [torch.ones(4, width) for width in WIDTHS]
+    device.push([each for values in ones for each in (rows, values)], torch.tensor(True))
+    values = [2 * each for each in ones]
+    values[0][1, -1] = wrong
+    device.push([each for value in values for each in (rows, value)], torch.tensor(True))
+    (which, found), (others, rest) = device.collected(0, 5)
+    assert which.tolist() == others.tolist() == [0, 1, 2]
+    assert found[:, 0].tolist() == [2, 1, 2] and torch.equal(rest, torch.full_like(rest, 2))
