@@ -83,9 +83,10 @@ def check_layers(found: Sequence[int], layers: int, model: str) -> None:
         calls = list(found).count(layer)
         if calls != 1:
             raise ConfigError(
-                f"{model} calls joestar.nn.historical {calls or 'no'} times for blocks[{layer}]: training over "
-                f"partitions needs one call for each of the {layers} blocks but the last, "
-                "h = joestar.nn.historical(h, blocks[i]) behind the layer over blocks[i]."
+                f"{model} calls joestar.nn.historical {calls or 'no'} times for blocks[{layer}], in evaluation mode, "
+                "which it is looked at in: training over partitions needs one call, whatever the mode, for each of the "
+                f"{layers} blocks but the last, h = joestar.nn.historical(h, blocks[i]) behind the layer over "
+                "blocks[i]."
             )
 
 

@@ -7,6 +7,9 @@ from joestar.whole_numbers import plain
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
+_MOST = 2.0**64
+"""Of any unit: more is no memory, and may be no number that Python can convert."""
+
 
 def parse_bytes(value: int | str, name: str = "memory") -> int:
     """``"24GiB"``, ``"512 MB"`` (both in powers of 1,024) or a number of bytes.
@@ -17,7 +20,7 @@ def parse_bytes(value: int | str, name: str = "memory") -> int:
     value = plain(value)
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
-        if found:
+        if found and float(found[1]) < _MOST:
             return int(float(found[1]) * _UNITS[found[2]])
     elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -290,7 +291,7 @@ def _fanouts(ahead: int | Sequence[int] | None) -> list[int] | None:
     """Picks per hop, -1 for all; ``None`` for no ahead-of-time sampling."""
     if ahead is None:
         return None
-    ahead = plain(ahead)
+    ahead = plain(ahead.tolist() if isinstance(ahead, (Tensor, np.ndarray)) else ahead)
     fanouts = [-1] * ahead if isinstance(ahead, int) and not isinstance(ahead, bool) else ahead
     fine = isinstance(fanouts, Sequence) and len(fanouts) > 0
     if not fine or not all(isinstance(f, int) and not isinstance(f, bool) and (f == -1 or f > 0) for f in fanouts):

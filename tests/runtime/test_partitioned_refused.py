@@ -48,6 +48,14 @@ class TwoLayers(torch.nn.Module):
         return self.b(blocks[1].pull(joestar.fn.copy_u(h.relu()), "sum"))
 
 
+class InTraining(TwoLayers):
+    """Which exchanges rows in training only."""
+
+    def forward(self, blocks, x):
+        self.calls = [0] if self.training else []
+        return super().forward(blocks, x)
+
+
 class Silent(TwoLayers):
     """Whose ``train`` returns nothing, which only a chain of calls would miss."""
 
@@ -75,6 +83,7 @@ def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
     ("model", "fanouts", "stage", "options", "error", "said"),
     [
         (TwoLayers([]), (2, 2), {}, {}, ConfigError, r"TwoLayers.forward calls .*historical no times for blocks\[0\]"),
+        (InTraining([0]), (2, 2), {}, {}, ConfigError, r"for blocks\[0\], in evaluation mode.*whatever the mode"),
         (TwoLayers([0, 0]), (2, 2), {}, {}, ConfigError, r"historical 2 times for blocks\[0\]"),
         (TwoLayers([0], True), (2, 2), {}, {}, ConfigError, r"needs the block's destinations, float \[\d+, C\]"),
         (None, (2,), {}, {}, ConfigError, "makes a single block: GraphSAGE has no hidden layer"),
@@ -84,7 +93,7 @@ def test_a_model_of_ones_own(graph, parts, real_captures, tmp_path):
         (TwoLayers([0]), (2, 2), {}, {"memory": 2000}, ConfigError, "memory=2.0 KiB is too small.*history"),
         (TwoLayers([0]), (2, 2), {}, {"tune": True}, ConfigError, "tune=True does not go with"),
     ],
-    ids=["no-call", "twice", "heads", "one-layer", "dtype", "age", "ahead", "memory", "tune"],
+    ids=["no-call", "in-training", "twice", "heads", "one-layer", "dtype", "age", "ahead", "memory", "tune"],
 )  # fmt: skip
 def test_what_cannot_be_is_said(graph, parts, model, fanouts, stage, options, error, said):
     model = model_of(layers=1) if model is None else model.double()

@@ -365,6 +365,9 @@ def test_bytes_of_texts():
     assert parse_bytes("24GiB") == parse_bytes("24 gb") == 24 << 30
     assert parse_bytes("1.5k") == 1536
     assert parse_bytes(7) == 7
+    for beyond in ("9" * 400 + "GiB", "1" + "0" * 30):
+        with pytest.raises(ConfigError, match="memory must be a number of bytes"):
+            parse_bytes(beyond)
 
 
 def test_bounds_are_of_batches_of_several_macro_batches(graph, planned, monkeypatch):

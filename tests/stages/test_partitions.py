@@ -340,3 +340,10 @@ def test_with_drop_last_a_group_with_fewer_seeds_than_a_batch_is_a_step(graph, p
     whole = partition_order(stage, seeds, 4, (1, 0), True, ranks)
     again = partition_order(stage, seeds, 4, (1, 0), True, ranks, [(0, ranks, 4)], whole.steps)
     assert again.steps == whole.steps, "nothing is left"
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_fanouts_ahead_are_any_list_of_numbers(parts, kind):
+    assert Partitions(parts, 2, ahead=kind([3, -1])).fanouts == [3, -1]
+    with pytest.raises(ConfigError, match="ahead must be a number of hops"):
+        Partitions(parts, 2, ahead=kind([3.5, 2.0]))
