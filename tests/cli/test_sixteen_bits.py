@@ -64,6 +64,7 @@ def test_it_is_said_and_kept(trained):
 
 @pytest.mark.parametrize("there", KINDS)
 @pytest.mark.parametrize("here", KINDS)
+@pytest.mark.every(3)
 def test_models_and_graphs_of_any_dtype(trained, folders, tmp_path, there, here):
     best, graph = trained[0][there], folders[here, "classes"]
     scores = json.loads(call("evaluate", best, graph, "--nodes", "all", "--full", "--json", "--device", "cpu"))

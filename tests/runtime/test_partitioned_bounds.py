@@ -53,6 +53,7 @@ def test_groups_that_differ_have_room(two_kinds, first):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_age": 2}, {"ahead": [3, 3, 3]}])
+@pytest.mark.every(9)
 def test_a_look_leaves_nothing_behind(monkeypatch, options):
     """Losses, weights, rows and counts are those of a step that does not look; of a new one and of one that forgot."""
     graph = drawn_graph()

@@ -90,7 +90,7 @@ def _as_it_was():
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.every(3)
+@pytest.mark.every(8)
 def test_what_functions_read_is_watched(way, read):
     function, change = READS[read]
     graph, model = planted_graph(dtype=torch.float64), Held(way, function)
