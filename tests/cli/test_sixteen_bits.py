@@ -87,6 +87,7 @@ def test_models_and_graphs_of_any_dtype(trained, folders, tmp_path, there, here)
         ("classes", ("--model", "sage", "--jk", "lstm", "--clip-grad-norm", 1.0)),
     ],
 )  # fmt: skip
+@pytest.mark.every(8)
 def test_every_model_and_task_trains(folders, tmp_path, dtype, task, flags):
     report = tmp_path / "r.json"
     flags = [*flags, "--epochs", 2, "--fanouts", "2,2", "--hidden", 8, *PLAIN, "--report", report]
