@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import os
 import platform
 import sys
@@ -37,6 +38,8 @@ GRACE = 15.0
 _DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
 """Multicast stays off unless asked for; captured collectives register no buffers."""
 
+_jobs = itertools.count()
+"""Of these processes, one after the other: the store of an earlier one may still be there, with what was left in it."""
 _group: Group | None = None
 _watch: Watch | None = None
 
@@ -92,7 +95,7 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     found = find_device(place, device)
-    store = _own_store(place, timeout)
+    store = dist.PrefixStore(f"job {next(_jobs)}", _own_store(place, timeout))
     board = Board(dist.PrefixStore("joestar", store), place.rank, place.world, timeout)
     _watch = Watch(board, board.store.clone(), _leave, grace=max(2.0, min(GRACE, timeout)))
     _watch.start()

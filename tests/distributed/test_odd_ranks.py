@@ -30,7 +30,7 @@ def two(tmp_path_factory):
 def one():
     """Those that one process can have, there."""
     with odd_scenarios.cheaper(odd_scenarios.cheapest), odd_scenarios.silent():
-        return {name: getattr(odd_scenarios, name)() for name in ALIKE}
+        return {name: getattr(odd_scenarios, name)() for name in [*ALIKE, "again"]}
 
 
 def same(two: list[dict], one: dict, name: str) -> None:
@@ -173,6 +173,13 @@ def test_a_rank_that_never_comes_is_an_error_of_ours(monkeypatch, rank):
     ):
         joestar.distributed.init(timeout=0.5, device="cpu")
     assert joestar.distributed.current() is None
+
+
+def test_processes_may_join_again(two, one):
+    """They read what the job before had left in the store."""
+    for rank in two:
+        for found in rank["again"]:
+            close(found, one["again"])
 
 
 def test_processes_that_the_environment_does_not_name_are_refused(monkeypatch):
