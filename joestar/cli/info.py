@@ -138,10 +138,11 @@ def _labels(graph: Graph) -> dict[str, Any] | None:
         return facts
     import torch
 
+    from joestar.data.columns import on_host
     from joestar.data.labels import labelled_nodes
 
     y = y.cpu()
-    labelled = torch.from_numpy(labelled_nodes(y.numpy()))
+    labelled = torch.from_numpy(labelled_nodes(on_host(y)))
     facts["unlabelled"] = len(y) - len(labelled)
     if not y.dtype.is_floating_point and len(labelled):
         counts = y[labelled].bincount()

@@ -130,10 +130,10 @@ def _of_tables(edges, options: Options, table: dict) -> Graph:
 def _of_folder(folder: Path, options: Options, table: dict) -> Graph:
     """A folder with ``edges.csv``, and ``nodes.csv`` or ``features.npy`` and ``labels.npy`` if they are there."""
     unread = [file.name for part in PARTS if (file := folder / f"{part}_idx.npy").is_file()]
-    if unread:
+    if unread and options.split == "auto" and table.get("split") is None:
         raise DataError(
-            f"{folder}: {', '.join(unread)} are not read beside tables: joestar convert reads them; or name the sets "
-            "in a column `split` of nodes.csv, and remove these files."
+            f"{folder}: load does not read {', '.join(unread)} beside tables: joestar convert does. Or give split=, or "
+            "name the sets in a column `split` of nodes.csv and remove what is not read."
         )
     nodes = only_one(folder, "nodes", ENDS)
     found = {} if nodes is None else {"nodes": nodes}

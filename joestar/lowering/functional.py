@@ -241,7 +241,7 @@ def root(node: fx.Node) -> fx.Node:
         if node.target is operator.getitem:
             node = node.args[0]
             continue
-        if not isinstance(node.target, OpOverload):
+        if not isinstance(node.target, OpOverload) or converted(node):
             return node
         returns = node.target._schema.returns
         if not returns or returns[0].alias_info is None or not node.all_input_nodes:

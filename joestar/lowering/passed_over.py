@@ -14,7 +14,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from joestar.lowering.origin import is_own, model_line
@@ -58,9 +58,19 @@ class Dict:
     owner: object
     line: str
 
+    def names(self) -> frozenset[str]:
+        """As they are now, but for properties that are kept when they are first read."""
+        kind = self.owner if isinstance(self.owner, type) else type(self.owner)
+        kept = (name for name in vars(self.owner) if not isinstance(_static(kind, name), functools.cached_property))
+        return frozenset(kept)
+
     def __str__(self) -> str:
         kind = self.owner if isinstance(self.owner, type) else type(self.owner)
-        return f"list(vars({kind.__qualname__}))" + ("" if kind is self.owner else " of an object")
+        return f"set(vars({kind.__qualname__}))" + ("" if kind is self.owner else " of an object")
+
+
+def _static(kind: type, name: str):
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 class CachedCall:
@@ -210,8 +220,8 @@ def _note(found: PassedOver, owner, name: str) -> None:
 
 
 def _note_dict(found: PassedOver, owner) -> None:
-    frames = _frames()
-    if frames and is_own(frames[-1][0]) and _is_users(owner if isinstance(owner, type) else type(owner)):
+    frames, has_one = _frames(), isinstance(getattr(owner, "__dict__", None), Mapping)  # slots alone have none
+    if frames and has_one and is_own(frames[-1][0]) and _is_users(owner if isinstance(owner, type) else type(owner)):
         found.dicts.append(Dict(owner, model_line(frames)))
 
 

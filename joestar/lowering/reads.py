@@ -219,8 +219,7 @@ def _lacking(lack: Lack) -> Read:
 
 
 def _whole_dict(asked: Dict) -> Read:
-    owner = asked.owner
-    return Read(str(asked), asked.line, tuple(vars(owner)), owner, "__dict__", lambda: tuple(vars(owner)), True)
+    return Read(str(asked), asked.line, asked.names(), asked.owner, "__dict__", asked.names, True)
 
 
 def _looked_up(name: str, kind: str, guard, names: dict) -> Read | None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joestar.distributed import current, is_first
+from joestar.distributed import current
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.runtime.occupied import TRAINING, WRITING, occupied
 from joestar.whole_numbers import plain
@@ -163,12 +163,16 @@ class Checkpoints:
         return Path(group.only_first(what, lambda: str(self.write(state, **more))))
 
     def occupied(self) -> contextlib.AbstractContextManager:
-        """Within, no other process writes here; of several ranks the first one sees to that.
+        """Within, no other process writes here; of several ranks, which call it together, the first one sees to that.
 
         Raises:
-            ConfigError: another one does.
+            ConfigError: another one does; on all ranks.
         """
-        return occupied(self.folder, TRAINING) if is_first() else contextlib.nullcontext()
+        group, stack = current(), contextlib.ExitStack()
+        if group is None:
+            return occupied(self.folder, TRAINING)
+        group.only_first(f"fit in {self.folder}", lambda: stack.enter_context(occupied(self.folder, TRAINING)) or "")
+        return stack
 
     def write(self, step, **more: Any) -> Path:
         """``save``, in this process whatever its rank."""

@@ -19,8 +19,17 @@ WRITING, TRAINING = 60.0, 1.0
 """Seconds to wait for another process: while it writes a file, and before a run begins."""
 _PAUSE = 0.02
 _LOCK = threading.RLock()
-_HELD: dict[Path, list] = {}
-"""Folder -> [number of those within, file]; of this process."""
+_HELD: dict[Path, "_Entry"] = {}
+"""Of this process, by folder."""
+
+
+class _Entry:
+    """Those of this process who are in a folder, or wait to be."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.within = self.asking = 0
+        self.file: int | None = None
 
 
 @contextlib.contextmanager
@@ -35,25 +44,50 @@ def occupied(folder: Path, seconds: float) -> Iterator[None]:
     """
     folder = Path(folder).resolve()
     with _LOCK:
-        entry = _HELD.setdefault(folder, [0, None])
-        if not entry[0]:
-            try:
-                entry[1] = _file(folder, seconds)
-            except BaseException:
-                del _HELD[folder]
-                raise
-        entry[0] += 1
+        entry = _HELD.setdefault(folder, _Entry())
+        entry.asking += 1
     try:
-        yield
+        with entry.lock:
+            if not entry.within:
+                entry.file = _file(folder, seconds)
+            entry.within += 1
+        try:
+            yield
+        finally:
+            with entry.lock:
+                entry.within -= 1
+                if not entry.within:
+                    _leave(folder, entry)
     finally:
         with _LOCK:
-            entry[0] -= 1
-            if not entry[0]:
+            entry.asking -= 1
+            if not entry.asking and _HELD.get(folder) is entry:
                 del _HELD[folder]
-                if entry[1] is not None:
-                    with contextlib.suppress(OSError):
-                        os.unlink(folder / NAME)
-                    os.close(entry[1])
+
+
+def _leave(folder: Path, entry: _Entry) -> None:
+    file, entry.file = entry.file, None
+    if file is not None:
+        if _is_there(file, folder):  # the folder may be another one by now
+            with contextlib.suppress(OSError):
+                os.unlink(folder / NAME)
+        os.close(file)
+
+
+def _forked() -> None:
+    """A child is not who came in: its copies of the files would keep others out as long as it lives."""
+    global _LOCK
+    files = [entry.file for entry in _HELD.values() if entry.file is not None]
+    _LOCK = threading.RLock()
+    for entry in _HELD.values():
+        entry.lock, entry.file = threading.Lock(), None
+    _HELD.clear()
+    for file in files:
+        os.close(file)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _file(folder: Path, seconds: float) -> int | None:

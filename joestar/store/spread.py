@@ -72,12 +72,15 @@ def shard(
         raise ConfigError(f"place must be 'peers', 'host' or None; got {place!r}.")
     hot, group = plain(hot), current()
     by_size = hot is None or isinstance(hot, (str, int, float))
-    wants, ids = parse_bytes(hot, "hot") if by_size and hot is not None else 0, None
-    if not by_size:
-        ids = checked_hot(hot, x.shape[0])
+    wants = parse_bytes(hot, "hot") if by_size and hot is not None else 0
+
+    def given() -> Tensor | None:
+        return None if by_size else checked_hot(hot, x.shape[0])
+
     if group is None:
-        return _alone(x, ids, wants, dtype or x.dtype, resolved(device), place)
+        return _alone(x, given(), wants, dtype or x.dtype, resolved(device), place)
     with group.board.at(WHAT, long=True):
+        ids = attempt(group, f"{WHAT} (hot rows)", given)
         facts = {"x": f"{x.dtype} {list(x.shape)} #{_look(x)}", "stored as": str(dtype or x.dtype), "place": str(place)}
         group.agree(WHAT, facts | {"hot": f"{wants} bytes" if ids is None else f"{ids.numel()} ids"})
         check_one_host(group, WHAT)

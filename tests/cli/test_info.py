@@ -39,8 +39,11 @@ NAN = float("nan")
         ([[NAN, NAN], [1.0, NAN], [0.0, 1.0], [NAN] * 2], True, (3, 2, None), "several per node; 2 nodes unlabelled"),
     ],
 )
-def test_unlabelled_are_nodes_without_any_label(y, multilabel, facts, text):
-    graph = joestar.Graph.from_edge_index(np.array([[0, 1], [1, 2]]), 4, ndata={"y": torch.tensor(y)})
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["", "bfloat16"])
+def test_unlabelled_are_nodes_without_any_label(y, multilabel, facts, text, dtype):
+    y = torch.tensor(y)
+    y = y.to(dtype) if dtype and y.is_floating_point() else y
+    graph = joestar.Graph.from_edge_index(np.array([[0, 1], [1, 2]]), 4, ndata={"y": y})
     graph.num_classes, graph.multilabel = 3, multilabel
     found = info.describe(graph)["labels"]
     assert (found["classes"], found["unlabelled"], found["largest_share"]) == pytest.approx(facts)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import joestar
 from joestar.data import from_tables
@@ -240,7 +241,7 @@ def test_arguments_for_tables_belong_to_tables(tmp_path):
         (("edges.csv", "edges.npy"), "expected one file of edges; found edges.npy, edges.csv"),
         (("edges.csv", "edges.tsv.gz"), "expected one file of edges; found edges.csv, edges.tsv.gz"),
         (("edges.csv", "nodes.csv", "nodes.parquet"), "expected one file of nodes; found nodes.csv, nodes.parquet"),
-        (("edges.csv", "train_idx.npy", "val_idx.npy"), "train_idx.npy, val_idx.npy are not read beside tables"),
+        (("edges.csv", "train_idx.npy", "val_idx.npy"), "does not read train_idx.npy, val_idx.npy beside tables"),
         (("edges.npy", "features.npy"), "a folder with edges.npy is read once it is converted: joestar convert .* OUT"),
         (
             ("processed/paper___cites___paper/edge_index.npy",),
@@ -254,6 +255,14 @@ def test_no_file_of_a_folder_is_passed_over_in_silence(tmp_path, files, message)
         (tmp_path / name).write_text("id,other\n0,1\n1,0\n")
     with pytest.raises(DataError, match=message):
         joestar.load(tmp_path)
+
+
+def test_a_split_of_ones_own_is_taken_beside_files_of_another(tmp_path):
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n2,0\n")
+    (tmp_path / "train_idx.npy").write_text("of joestar convert")
+    np.save(tmp_path / "labels.npy", np.arange(3) % 2)
+    graph = joestar.load(tmp_path, split=(0.4, 0.3, 0.3), verbose=False)
+    assert sorted(torch.cat([graph.train_idx, graph.val_idx, graph.test_idx]).tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

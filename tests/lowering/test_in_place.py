@@ -74,6 +74,12 @@ def converted(m, b, h):
     return out + other
 
 
+def of_a_buffer(m, b, h):
+    """What is converted is a new tensor, also of a parameter."""
+    weight = m.last.weight.to(torch.float16 if h.dtype != torch.float16 else torch.float32)
+    return h * weight.mul_(0.5).sum().to(h.dtype)
+
+
 def promoted(m, b, h):
     degree = b.graph_degrees("src").float() * 1
     degree.mul_(h[:, 0].detach())
@@ -100,6 +106,7 @@ IN_PLACE = {
     "dropout of nothing": identity_dropout,
     "type promotion": promoted,
     "converted": converted,
+    "converted, of a parameter": of_a_buffer,
 }
 
 

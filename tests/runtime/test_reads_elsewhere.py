@@ -79,6 +79,50 @@ READS = {
 WAYS = ("attribute", "method", "list", "partial", "registry")
 
 
+class Slotted:
+    """Has no ``__dict__`` to ask for."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 2.0
+
+
+class Lazy:
+    """Keeps what it has computed once."""
+
+    def __init__(self):
+        self.scale = 2.0
+
+    @functools.cached_property
+    def big(self) -> float:
+        """From its first read on in ``__dict__``."""
+        return 100.0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda m: 2.0 if getattr(m.settings, "__dict__", None) is None else 1.0,
+        lambda m: 1.0 if hasattr(m.settings, "__dict__") else 2.0,
+        lambda m: vars(m.lazy)["scale"],
+    ],
+)
+def test_attributes_that_are_asked_for_as_a_whole(read):
+    """Objects without any, and those that keep what they compute, are no change."""
+    graph, model = planted_graph(dtype=torch.float64), Held("registry", read)
+    model.settings, model.lazy = Slotted(), Lazy()
+    assert read(model) == 2.0
+    step = joestar.compile(
+        model, joestar.NeighborSampler(graph, [3], seed=1), F.cross_entropy,
+        torch.optim.SGD(model.parameters(), 0.1), backend="eager",
+    )  # fmt: skip
+    epoch = step.epoch(IDX, 25)
+    next(epoch)
+    assert model.lazy.big == 100.0
+    assert len(list(epoch)) == 3
+
+
 @pytest.fixture(autouse=True)
 def _as_it_was():
     yield

@@ -21,13 +21,13 @@ _POSITIVE = frozenset({"exp", "exp2", "sigmoid", "softmax", "_softmax", "softplu
 """Never 0."""
 _KEEPING = frozenset({
     "sum", "mean", "amax", "amin", "spmm", "index_select", "index", "unsqueeze", "squeeze", "view", "reshape", "expand",
-    "sqrt", "slice", "select", "to", "_to_copy", "clone",
+    "sqrt", "slice", "select", "to", "_to_copy", "clone", "expand_as", "view_as", "detach",
 })  # fmt: skip
 """Of what is nowhere 0, neither is what they give, but for sums of nothing, which no edge reads."""
 _PER_EDGE = frozenset({"index_select", "index"})
 _PASSING = frozenset({
     "mul", "neg", "unsqueeze", "squeeze", "view", "reshape", "expand", "slice", "select", "to", "_to_copy", "clone",
-    "index_select", "index",
+    "index_select", "index", "expand_as", "view_as", "detach",
 })  # fmt: skip
 """Of what is infinite, so may be what they give."""
 
@@ -88,20 +88,25 @@ def _of_rows(other, value: fx.Node) -> bool:
 
 def _may_be_infinite(value) -> bool:
     """Whether a factor is computed by what is infinite at 0, of what may be 0."""
-    while isinstance(value, fx.Node):
+    seen, stack = set(), [value]
+    while stack:
+        value = stack.pop()
+        if not isinstance(value, fx.Node) or value in seen:
+            continue
+        seen.add(value)
         name = _name(value)
         if name in ("rsqrt", "reciprocal", "log", "log2", "log10"):
-            return not _is_apart(value.args[0])
-        if name in _POWERS:
+            infinite = not _is_apart(value.args[0])
+        elif name in _POWERS:
             exponent = value.args[1]
-            return not (isinstance(exponent, Number) and exponent >= 0) and not _is_apart(value.args[0])
-        if name in _QUOTIENTS:
-            return not _is_apart(value.args[_QUOTIENTS[name][1]])
-        if name == "mul" and any(_may_be_infinite(factor) for factor in value.args[1:2]):
+            infinite = not (isinstance(exponent, Number) and exponent >= 0) and not _is_apart(value.args[0])
+        elif name in _QUOTIENTS:
+            infinite = not _is_apart(value.args[_QUOTIENTS[name][1]])
+        else:
+            infinite = False
+            stack += value.args[:2] if name == "mul" else value.args[:1] if name in _PASSING else ()
+        if infinite:
             return True
-        if name not in _PASSING:
-            return False
-        value = value.args[0]
     return False
 
 
