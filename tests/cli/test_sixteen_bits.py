@@ -64,7 +64,7 @@ def test_it_is_said_and_kept(trained):
 
 @pytest.mark.parametrize("there", KINDS)
 @pytest.mark.parametrize("here", KINDS)
-@pytest.mark.every(3)
+@pytest.mark.every(100)
 def test_models_and_graphs_of_any_dtype(trained, folders, tmp_path, there, here):
     best, graph = trained[0][there], folders[here, "classes"]
     scores = json.loads(call("evaluate", best, graph, "--nodes", "all", "--full", "--json", "--device", "cpu"))
@@ -87,7 +87,7 @@ def test_models_and_graphs_of_any_dtype(trained, folders, tmp_path, there, here)
         ("classes", ("--model", "sage", "--jk", "lstm", "--clip-grad-norm", 1.0)),
     ],
 )  # fmt: skip
-@pytest.mark.every(8)
+@pytest.mark.every(100)
 def test_every_model_and_task_trains(folders, tmp_path, dtype, task, flags):
     report = tmp_path / "r.json"
     flags = [*flags, "--epochs", 2, "--fanouts", "2,2", "--hidden", 8, *PLAIN, "--report", report]

@@ -79,6 +79,13 @@ READS = {
 WAYS = ("attribute", "method", "list", "partial", "registry")
 
 
+def epoch_of(model: Held):
+    """Four steps."""
+    sampler = joestar.NeighborSampler(planted_graph(dtype=torch.float64), [3], seed=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return joestar.compile(model, sampler, F.cross_entropy, optimizer, backend="eager").epoch(IDX, 25)
+
+
 class Slotted:
     """Has no ``__dict__`` to ask for."""
 
@@ -110,14 +117,10 @@ class Lazy:
 )
 def test_attributes_that_are_asked_for_as_a_whole(read):
     """Objects without any, and those that keep what they compute, are no change."""
-    graph, model = planted_graph(dtype=torch.float64), Held("registry", read)
+    model = Held("registry", read)
     model.settings, model.lazy = Slotted(), Lazy()
     assert read(model) == 2.0
-    step = joestar.compile(
-        model, joestar.NeighborSampler(graph, [3], seed=1), F.cross_entropy,
-        torch.optim.SGD(model.parameters(), 0.1), backend="eager",
-    )  # fmt: skip
-    epoch = step.epoch(IDX, 25)
+    epoch = epoch_of(model)
     next(epoch)
     assert model.lazy.big == 100.0
     assert len(list(epoch)) == 3
@@ -137,12 +140,8 @@ def _as_it_was():
 @pytest.mark.every(8)
 def test_what_functions_read_is_watched(way, read):
     function, change = READS[read]
-    graph, model = planted_graph(dtype=torch.float64), Held(way, function)
-    step = joestar.compile(
-        model, joestar.NeighborSampler(graph, [3], seed=1), F.cross_entropy,
-        torch.optim.SGD(model.parameters(), 0.1), backend="eager",
-    )  # fmt: skip
-    epoch = step.epoch(IDX, 25)
+    model = Held(way, function)
+    epoch = epoch_of(model)
     next(epoch)
     model.unread += 1  # nobody reads it
     next(epoch)
