@@ -286,7 +286,7 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
         value, owner, key = of(eval(code, names)), *_place(source, names)
     except Exception:
         return None
-    if not isinstance(value, (*PLAIN, Thing)) and of is not _copied:
+    if not _is_told(value):
         return None
     if isinstance(value, Thing) and name.startswith(_OF_CLASS) and not name.startswith(_HANDED_OUT, len(_OF_CLASS)):
         return None  # methods
@@ -299,6 +299,11 @@ def _read(source, name: str, guard, names: dict) -> Read | None:
 
 def _fact(value):
     return Thing(value) if isinstance(value, tuple(_THINGS)) else value
+
+
+def _is_told(value) -> bool:
+    """Whether a value says all that counts: plain, a ``Thing``, or made of these."""
+    return all(map(_is_told, value)) if isinstance(value, (tuple, frozenset)) else isinstance(value, (*PLAIN, Thing))
 
 
 def _copied(value):
