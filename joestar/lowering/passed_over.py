@@ -70,6 +70,7 @@ class Dict:
 
 
 def _static(kind: type, name: str):
+    """What a class has under a name, its own or a base's; ``None`` without."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
@@ -154,7 +155,7 @@ def _kept(found: PassedOver, plain: Callable) -> Callable:
         thing, kind = variable.value, type(variable.value)
         if name == "__dict__" and variable.source is not None:
             _note_dict(found, thing)
-        known = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        known = _static(kind, name)
         if isinstance(known, functools.cached_property) and variable.source is not None:
             with contextlib.suppress(Exception):  # an error that is the program's own: it is traced
                 getattr(thing, name)

@@ -131,10 +131,10 @@ class PartitionPlanner:
         return found
 
     def _picking(self) -> float:
-        """Seconds of a macro-batch in memory that others have left, as all have it but the first ones of a run. The
-        shortest: what else goes on, such as the clearing of pages, only adds to it."""
-        found = []
-        for make in [*self._makers(1), *self._makers(PICKED)]:
+        """Seconds of a macro-batch when others were made and dropped before it, as in a run. The shortest: what else
+        goes on only adds to it."""
+        found, makers = [], self._makers(PICKED)
+        for make in [makers[0], *makers]:
             start = time.perf_counter()
             make()  # and forgotten
             found.append(time.perf_counter() - start)
