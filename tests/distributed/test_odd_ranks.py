@@ -52,6 +52,37 @@ def test_parameters_may_lie_in_memory_in_any_order(two, one):
     same(two, one, "layouts")
 
 
+def plain(graph, loss, optimizer=torch.optim.SGD) -> list[float]:
+    """Losses of a plain loop over the same batches, autograd and PyTorch's optimizer."""
+    model, sampler = odd_scenarios.Net(), joestar.NeighborSampler(graph, [-1])
+    stepper, losses = optimizer(model.parameters(), lr=0.1), []
+    for seeds in torch.arange(40).split(odd_scenarios.BATCH):
+        blocks = sampler.sample(graph.keyed(0, 0, 0), seeds)
+        found = loss(model(blocks, graph.ndata["x"][blocks[0].srcs.long()]), graph.ndata["y"][seeds])
+        stepper.zero_grad()
+        found.backward()
+        stepper.step()
+        losses.append(found.item())
+    return losses
+
+
+@pytest.mark.parametrize("layout", ["transposed", "reversed", "rows"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_layouts_train_as_in_plain_pytorch(two, layout, optimizer):
+    """In which order a parameter lies in memory is none of training's business."""
+    expected = plain(odd_scenarios.graph_of(), torch.nn.functional.cross_entropy, optimizer)
+    for rank in two:
+        assert rank["layouts"][f"{layout}, {optimizer.__name__}, 1"]["losses"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["0", "NaN"])
+def test_batches_that_weigh_nothing_are_those_of_plain_pytorch(two, name):
+    loss = odd_scenarios._nothing_is_0 if name == "0" else torch.nn.CrossEntropyLoss(odd_scenarios.WEIGHT)
+    expected = plain(odd_scenarios._void_graph(), loss)
+    for rank in two:
+        assert rank["void_losses"][name]["losses"] == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
 def test_gradients_lie_as_their_parameters_do():
     reduction = Reduction(_Alone())
     made = [torch.randn(6, 4).t(), torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(3, 5), torch.randn(8, 4)[::2]]
