@@ -390,7 +390,7 @@ def stops_and_goes_on(batch: int, folder: str) -> dict:
     epoch = step.epoch(ids(173), batch)
     losses += [next(epoch).item(), next(epoch).item()]
     joestar.Checkpoints(os.path.join(folder, "after")).save(step)
-    return {"losses": losses, "written": len(os.listdir(os.path.join(folder, "before")))}
+    return {"losses": losses, "written": len(joestar.Checkpoints(os.path.join(folder, "before")).paths())}
 
 
 def fitted(batch: int, folder: str) -> dict:
@@ -406,7 +406,9 @@ def fitted(batch: int, folder: str) -> dict:
     )  # fmt: skip
     return {
         "losses": [record.loss for record in history.records], "val": [record.val for record in history.records],
-        "state": state_of(step), "logged": len(seen), "files": sorted(os.listdir(os.path.join(folder, "fit"))),
+        "state": state_of(step), "logged": len(seen),
+        # not all that lies there: rank 0 may be in the folder yet, which its lock shows
+        "files": [path.name for path in joestar.Checkpoints(os.path.join(folder, "fit")).paths()],
     }  # fmt: skip
 
 
