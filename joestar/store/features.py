@@ -163,19 +163,26 @@ class FeatureStore(RowSource):
         device = resolved(device)
         if device == self.device:
             return self
-        host = self.pinned.host if self.pinned is not None else self.table.cpu()
-        return FeatureStore(host, device, self.tier, None if self.hot is None else self.hot.cpu())
+        make, (host, _, *rest) = self.__reduce__()
+        return make(host, device, *rest)
 
     def __deepcopy__(self, memo) -> "FeatureStore":
         return self  # nobody writes to it, and there may not be room for two
 
     def __reduce__(self):
         host = self.pinned.host if self.pinned is not None else self.table.cpu()
-        return FeatureStore, (host, str(self.device), self.tier, None if self.hot is None else self.hot.cpu())
+        hot = None if self.hot is None else self.hot.cpu()
+        return _made, (host, str(self.device), self.tier, hot, self.wants)
 
     def __repr__(self) -> str:
         hot = "" if self.hot is None else f", {self.hot.numel():,} hot"
         return f"FeatureStore({self.tier}{hot}: {self.dtype} {list(self.shape)}, for {self.device})"
+
+
+def _made(host: Tensor, device, tier: str, hot: Tensor | None, wants: int) -> FeatureStore:
+    store = FeatureStore(host, device, tier, hot)
+    store.wants = wants
+    return store
 
 
 class _Staging:

@@ -160,6 +160,12 @@ def test_what_ndata_keeps():
         graph.ndata["x"] = FeatureStore(x[:5], "cpu")
 
 
+def test_hot_rows_that_are_to_be_chosen_are_asked_for_again():
+    store = FeatureStore(some_graph().ndata["x"], "cpu")
+    store.wants = 1024
+    assert pickle.loads(pickle.dumps(store)).wants == 1024
+
+
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
 def test_the_op_is_its_reference(ids, shape):
