@@ -239,7 +239,7 @@ def _pyg_remedy(model: nn.Module) -> str:
     convs = [kind for kind in kinds if kind.endswith("Conv")]
     known = [f"joestar.nn.{kind}" for kind in convs if hasattr(ours, kind)]
     other = [kind for kind in convs if not hasattr(ours, kind)]
-    parts = ["This is a PyG model, whose layers take (x, edge_index)"]
+    parts = ["Or without PyG"]
     if known:
         parts.append(f"use {', '.join(known)}, called as conv(block, x); {_DROP_IN}")
     if other:
@@ -247,7 +247,9 @@ def _pyg_remedy(model: nn.Module) -> str:
     if not known and not other:
         parts.append("use joestar.nn's layers, called as conv(block, x)")
     return (
-        f"{': '.join(parts[:2])}{''.join('; ' + part for part in parts[2:])}. Its forward is forward(self, blocks, x)."
+        "Models with PyG's layers compile as they are if their edges are called edge_index: forward(self, x, "
+        f"edge_index). {': '.join(parts[:2])}{''.join('; ' + part for part in parts[2:])}. Its forward is "
+        "forward(self, blocks, x)."
     )
 
 

@@ -80,7 +80,7 @@ def cases():
             yield pytest.param(name, execution, layers, marks=marks, id=f"{name}-{layers}-{execution}")
 
 
-@pytest.mark.parametrize(("name", "execution", "layers"), cases())
+@pytest.mark.parametrize(("name", "execution", "layers"), list(cases()))
 def test_loss_and_gradients_are_those_of_the_pyg_model(name, execution, layers, graph):
     net = make(name, graph, layers=layers)
     sampler = sampler_of(name, graph, layers)

@@ -79,7 +79,7 @@ def test_every_kernel_has_samples_and_every_op_a_test():
     assert not missing, f"ops without samples in a database_*.py and without a test: {sorted(missing)}"
 
 
-@pytest.mark.parametrize(("name", "dtype", "ids", "every"), _cases())
+@pytest.mark.parametrize(("name", "dtype", "ids", "every"), list(_cases()))
 @pytest.mark.each("name")
 def test_kernel_against_reference(name, dtype, ids, every, poisoned):
     """Every third time the reference, which runs on devices without a kernel, is held against itself in float64."""

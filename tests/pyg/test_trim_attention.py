@@ -164,7 +164,7 @@ def cases():
             yield pytest.param(name, layers, marks=marks, id=f"{name}-{layers}")
 
 
-@pytest.mark.parametrize(("name", "layers"), cases())
+@pytest.mark.parametrize(("name", "layers"), list(cases()))
 def test_gives_what_pyg_gives(name, layers):
     make, data, pattern = CONVS[name]
     with fused():
