@@ -141,7 +141,7 @@ ADAM = object()
 
 MODELS = {
     "PyG's layers that do not fit": (lambda: PyGStyle(pyg.nn.SAGEConv, lambda a, b: pyg.nn.SAGEConv(9, b)), "subgraph"),
-    "PyG's layers over blocks": (PyGOverBlocks, "edges are called edge_index: forward(self, x, edge_index). Or without"),
+    "PyG's layers over blocks": (PyGOverBlocks, "edges are called edge_index: forward(self, x, edge_index). Or"),
     "a layer only PyG has": (
         lambda: PyGOverBlocks(pyg.nn.SAGEConv, pyg.nn.LEConv), "write LEConv with block.pull and joestar.fn",
     ),
