@@ -18,6 +18,7 @@ _TABLE = {
     "torch._C._distributed_c10d": "SymmetricMemory=_SymmetricMemory",
     "torch._dispatch.python": "enable_python_dispatcher",
     "torch._dynamo": "dynamo=",
+    "torch._dynamo.comptime": "comptime",
     "torch._dynamo.guards": "dynamo_guards=",
     "torch._dynamo.source": "CallFunctionNoArgsSource GlobalSource",
     "torch._dynamo.symbolic_convert": "InstructionTranslator",

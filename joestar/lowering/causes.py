@@ -17,6 +17,7 @@ from torch import fx, nn
 from joestar.errors import CaptureError
 from joestar.lowering.inputs import Input
 from joestar.lowering.origin import innermost, node_line, user_line
+from joestar.lowering.traced_layers import ALONG_ROWS
 from joestar.pyg import takes_edge_index
 from joestar.torch_private import traceback_of_torch
 
@@ -68,6 +69,9 @@ _ADVICE = (
      "keep the value in a tensor: .item(), .tolist() or torch.equal would bring it to the host in every step"),
     (("Dynamic shape operator", "nonzero"),
      "a mask: an operation whose result size depends on data cannot be padded"),
+    ((ALONG_ROWS,),
+     "sequences of a fixed length per node, [N, length, F] with batch_first=True (nodes are in no order), or "
+     "nn.GRUCell and nn.LSTMCell, which take all nodes at once"),
     (("Constraints violated", "specialized"),
      "code that does not loop over, branch on or fix the size of a sampled set: sizes vary per batch"),
     (("operator `str`", "operator `repr`", "operator `format`"),
@@ -93,6 +97,8 @@ def traced(error: Exception, origin: str) -> CaptureError:
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if reason.startswith("Constraints violated"):
         reason = "it holds for a single size of a sampled set only"
+    elif ALONG_ROWS in reason:
+        reason = reason.removeprefix("RuntimeError: ")
     details = [line.strip() for line in text.splitlines() if line.strip().startswith("Explanation:")]
     raised, unfit, where = _RAISED.search(text), _UNFIT.search(text), user_line(error) or ""
     if raised or unfit:

@@ -295,6 +295,21 @@ def test_functions_that_ask_for_the_number_of_rows(name):
     assert ("branch" in name) == ("does not branch on" in str(caught.value))
 
 
+ALONG = {
+    "all rows": (nn.GRU(WIDTH, WIDTH), lambda h: h),
+    "rows first": (nn.LSTM(WIDTH, WIDTH), lambda h: h[:, None]),
+    "one batch": (nn.RNN(WIDTH, WIDTH, batch_first=True), lambda h: h[None]),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_recurrent_layers_along_rows_are_refused_before_their_steps_are_traced(name):
+    layer, rows = ALONG[name]
+    with pytest.raises(CaptureError, match=rf"(?s)nn.{type(layer).__name__} goes along .* nn.GRUCell and") as caught:
+        Case(Rows(lambda m, b, h: m.layer(rows(h))[0].reshape(-1, WIDTH), layer=layer)).trace()
+    assert "test_capture_errors.py:" in str(caught.value)
+
+
 def test_distances_of_all_pairs():
     """In the way that the error points out."""
     mode = "donot_use_mm_for_euclid_dist"
