@@ -319,9 +319,13 @@ class Fit:
             self.step._resumed = [epoch for epoch in self.step._resumed if epoch["number"] == state["epoch"]]
         if settings.scheduler is not None:
             take_over(settings.scheduler, state["scheduler"])
-        records = [EpochRecord(**record) for record in state["history"].pop("records")]
-        self.chosen = "metric" in state["history"]
-        self.history = self.step.history = History(records, **state["history"])
+        history = state["history"]
+        records = [EpochRecord(**record) for record in history.pop("records")]
+        if records:
+            self.chosen = "metric" in history
+        else:  # what is monitored may not have been known yet: by default that is up to the first scores
+            history |= {"metric": self.history.metric, "mode": self.history.mode}
+        self.history = self.step.history = History(records, **history)
         device, best = self.step.graph.device, state["best"]
         if best is not None:
             best = versioned(

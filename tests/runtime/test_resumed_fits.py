@@ -74,6 +74,33 @@ def test_another_idea_of_the_best_is_refused(tmp_path, name):
                           **{k: v for k, v in before.items() if k != "val"}).records) == 2  # fmt: skip
 
 
+@pytest.mark.parametrize("asked", [{}, {"metric": "f1_macro"}, {"monitor": "train_loss"}], ids=str)
+def test_wherever_it_was_left_the_best_is_by_the_same_number(tmp_path, asked):
+    """In front of the first scores the default was not chosen yet, and the loss was monitored from then on."""
+
+    def fitted(stop, **options):
+        step, seen = made(2.0), []
+        scheduler = lr_scheduler.ReduceLROnPlateau(step.optimizer, "min" if "monitor" in asked else "max", 0.1, 0)
+
+        def on_step(record):
+            seen.append(record)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        return step, step.fit(IDX, VAL, 4, 70, scheduler=scheduler, on_step=on_step, **asked, **options)
+
+    step, whole = fitted(None)
+    for stop in (1, 2, 3, 6):
+        saved = joestar.Checkpoints(tmp_path / str(stop))
+        with pytest.raises(KeyboardInterrupt):
+            fitted(stop, checkpoints=saved)
+        resumed, history = fitted(None, checkpoints=saved, resume=True)
+        for name in ("metric", "mode", "best_epoch", "best_val"):
+            assert getattr(history, name) == getattr(whole, name), (stop, name)
+        assert [record.lr for record in history.records] == [record.lr for record in whole.records]
+        assert all(map(torch.equal, resumed.model.state_dict().values(), step.model.state_dict().values()))
+
+
 def test_more_patience_goes_on(tmp_path):
     saved, scores = joestar.Checkpoints(tmp_path), iter([0.9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     given = {"metric": {"ours": lambda out, y: next(scores)}, "mode": "max", "checkpoints": saved}
