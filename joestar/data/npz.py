@@ -23,6 +23,7 @@ import numpy as np
 from joestar.data.float32 import in_float32
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
+from joestar.data.standardise import standardised
 from joestar.data.structure import EdgeRules, make_structure
 from joestar.errors import DataError
 from joestar.graph_api.arrays import from_array
@@ -118,9 +119,7 @@ def _features(arrays: dict, where: str) -> np.ndarray | None:
         if x.ndim != 2 or x.dtype.kind not in "fiub":
             raise DataError(f"{where}: x must be numbers [N, F]; got {x.dtype} {list(x.shape)}.")
         _check_finite(x, where)
-        x = in_float32(x, f"{where}: features")
-        deviation = x.std(axis=0)
-        return (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
+        return standardised(x, where)
     _require(arrays, SPARSE_KEYS, where)
     _check_finite(arrays["x_data"], where)
     return _dense_rows(*(arrays[key] for key in SPARSE_KEYS), where)
