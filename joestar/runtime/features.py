@@ -53,6 +53,12 @@ def settle_and_check(model: nn.Module, graph) -> None:
             f"the graph has no features, and {type(model).__name__}.forward takes x: set graph.ndata['x'] (float "
             "[num_nodes, F]), or learn a vector per node with joestar.nn.NodeEmbedding(graph.num_nodes, F, model)."
         )
+    check_floating(graph)
+
+
+def check_floating(graph) -> None:
+    """Raises ``GraphError`` where features are no floating-point numbers."""
+    x = graph.ndata.get("x")
     if x is not None and not x.dtype.is_floating_point:
         raise GraphError(f"graph.ndata['x'] must be floating point; got {x.dtype}. Use .float().")
 

@@ -13,7 +13,7 @@ from joestar.graph_api import Graph
 from joestar.graph_api.arrays import settle_classes
 from joestar.profile.ledger import FeedingRecord, Report
 from joestar.profile.numbers import human_bytes, parse_bytes
-from joestar.runtime.features import settle_for_loss
+from joestar.runtime.features import check_floating, settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
@@ -70,6 +70,7 @@ class Staging:
                 "choices=path of step.save_choices."
             )
         settle_classes(graph)
+        check_floating(graph)
         if loss_fn is not None:
             settle_for_loss(graph, loss_fn)
         self.users_sampler = sampler

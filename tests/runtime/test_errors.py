@@ -101,8 +101,10 @@ def test_features_missing_or_of_the_wrong_kind():
     with pytest.raises(GraphError, match=r"no features, and .* set graph.ndata\['x'\]"):
         joestar.compile(net, sampler)
     graph.ndata["x"] = features.long()
-    with pytest.raises(GraphError, match=r"must be floating point; got torch.int64"):
-        joestar.compile(net, sampler)
+    for stage in (None, joestar.LargeBatch(60, hot=0), joestar.LargeBatch(60, hot=40)):
+        options = {} if stage is None else {"memory": "1MiB", "first_stage": stage}
+        with pytest.raises(GraphError, match=r"must be floating point; got torch.int64"):
+            joestar.compile(net, sampler, **options)
     graph.ndata["x"] = features.to("meta")
     with pytest.raises(GraphError, match=r"ndata\['x'\] is on meta and the graph on cpu: move both to one device"):
         joestar.compile(net, sampler)
