@@ -215,10 +215,10 @@ def _of_columns(table, labels: list[str], read: dict, task: str | None) -> Label
     if not labels:
         return None
     if len(labels) == 1:
-        return label_forms.from_coded(read[labels[0]], f"{table.where}, column {labels[0]!r}", task)
+        return label_forms.from_coded(read[labels[0]], f"{table.where}, column {labels[0]!r}", task, table.line)
     columns = []
     for name in labels:
-        made = label_forms.from_coded(read[name], f"{table.where}, column {name!r}", "regression")
+        made = label_forms.from_coded(read[name], f"{table.where}, column {name!r}", "regression", table.line)
         columns.append(made.y)
     return label_forms.from_array(np.stack(columns, axis=1), len(columns[0]), table.where, task)
 

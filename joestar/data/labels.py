@@ -1,6 +1,8 @@
 """Labels as people have them: class names, class ids, targets; and splits."""
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +41,13 @@ def check_task(task: str | None) -> None:
         raise DataError(f"task must be 'classes', 'regression' or None (by the values); got {task!r}.")
 
 
-def from_coded(column: Coded, where: str, task: str | None) -> Labels:
+def from_coded(
+    column: Coded, where: str, task: str | None, line: Callable[[int], str] = "row {}".format
+) -> Labels:  # fmt: skip
     """Labels of a column of a table: text is classes, whole numbers are classes, other numbers are targets.
+
+    Args:
+        line: how messages call a row.
 
     Raises:
         DataError: a label that does not fit.
@@ -49,30 +56,43 @@ def from_coded(column: Coded, where: str, task: str | None) -> Labels:
     if not known:
         raise DataError(f"{where}: not one label; all values are missing. Leave it out with label=False.")
     parsed = [_number(value) for value in known]
+    _check_finite(column, known, parsed, where, line)
     if any(value is None for value in parsed):
         if task == "regression":
             raise DataError(f"{where}: task='regression' needs numbers; got {known[parsed.index(None)]!r}.")
         return _named(column, sorted({str(value) for value in known}), str)
-    whole = all(float(value).is_integer() for value in parsed)
+    whole = all(isinstance(value, int) or value.is_integer() for value in parsed)
     written_whole = all(not isinstance(v, str) or ("." not in v and "e" not in v.lower()) for v in known)
     if task == "regression" or (task is None and not (whole and written_whole)):
-        return _targets(column, where)
+        return _targets(column, where, line)
     if not whole:
-        value = next(value for value in parsed if not float(value).is_integer())
+        value = next(value for value in parsed if not (isinstance(value, int) or value.is_integer()))
         raise DataError(f"{where}: task='classes' needs whole numbers or text; got {value}.")
     return _numbered(column, sorted({int(value) for value in parsed}), where, task)
 
 
 def _number(value) -> int | float | None:
-    if isinstance(value, (bool, int, np.integer)):
-        return int(value)
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)  # beyond 2^53 a float is another one
+    """What a label is as a number, which may be infinite; ``None`` for text."""
     try:
+        if isinstance(value, (bool, int, np.integer)) or (isinstance(value, str) and _WHOLE.fullmatch(value)):
+            return int(value)  # beyond 2^53 a float is another one
         made = number_of(value) if isinstance(value, str) else float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
-    return made if np.isfinite(made) else None
+    return None if math.isnan(made) else made
+
+
+def _check_finite(column: Coded, known: list, parsed: list, where: str, line: Callable[[int], str]) -> None:
+    """Raises ``DataError`` for an infinite label; among names of classes the text "inf" is one."""
+    named = any(number is None for number in parsed)
+    for value, number in zip(known, parsed, strict=True):
+        if isinstance(number, float) and math.isinf(number) and not (named and isinstance(value, str)):
+            raise DataError(f"{where}: labels must be finite; {_first(column, value, line)} has {value!r}.")
+
+
+def _first(column: Coded, value, line: Callable[[int], str]) -> str:
+    """The first row that has a value."""
+    return line(int(np.flatnonzero(column.places == column.values.index(value))[0]))
 
 
 def _named(column: Coded, names: list[str], key) -> Labels:
@@ -101,13 +121,22 @@ def _numbered(column: Coded, found: list[int], where: str, task: str | None) -> 
     return labels
 
 
-def _targets(column: Coded, where: str) -> Labels:
-    table = np.array([np.nan if v is None else float(v) for v in column.values], dtype=np.float32)
+def _targets(column: Coded, where: str, line: Callable[[int], str]) -> Labels:
+    with np.errstate(over="ignore"):
+        table = np.array([np.nan if v is None else _float(v) for v in column.values]).astype(np.float32)
     if np.isinf(table).any():
-        raise DataError(f"{where}: a target is infinite, or beyond float32.")
+        value = column.values[int(np.flatnonzero(np.isinf(table))[0])]
+        raise DataError(f"{where}: targets must be numbers of float32; {_first(column, value, line)} has {value!r}.")
     y = table[column.places]
     low, high = np.nanmin(y), np.nanmax(y)
     return Labels(y, note=f"a target for regression ({low:.4g} to {high:.4g}; task='classes' otherwise)")
+
+
+def _float(value) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # of whole numbers
+        return math.inf
 
 
 def from_array(y: np.ndarray, num_nodes: int, where: str, task: str | None = None) -> Labels:

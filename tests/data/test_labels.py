@@ -46,6 +46,46 @@ def test_the_values_decide(values, options, expected, classes, names):
     assert sorted(drawn) == [i for i, value in enumerate(expected) if value != -100]
 
 
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([0.5, np.inf, 1.5], {}, "row 1 has inf"),
+        ([1.0, 2.0, -np.inf], {}, "row 2 has -inf"),
+        ([1.0, np.inf, np.nan], {"task": "classes"}, "row 1 has inf"),
+        (["0.5", "inf", "1.5"], {}, "row 1 has 'inf'"),
+        (["1", "1e400", "-Infinity"], {}, "row 1 has '1e400'"),
+        ([np.inf, "dog", "cat"], {}, "row 0 has inf"),
+        ([0.5, 1e39, 1.5], {}, r"targets must be numbers of float32; row 1 has 1e\+39"),
+        ([1, 10**400, 3], {"task": "regression"}, "targets must be numbers of float32; row 1 has 1000"),
+        (
+            {"a": [1, 0, 1], "b": [0.5, np.inf, 2]},
+            {"label": ["a", "b"]},
+            "column 'b': labels must be finite; row 1 has",
+        ),
+    ],
+)
+def test_infinite_labels_are_named(values, options, message):
+    """One infinite number made every number of its column the name of a class."""
+    with pytest.raises(DataError, match=message):
+        labels(values, **options)
+
+
+def test_lines_of_infinite_labels_and_their_name_among_words(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,y\n0,1.5\n1,inf\n2,0.5\n")
+    with pytest.raises(DataError, match=r"nodes.csv, column 'y': labels must be finite; line 3 has 'inf'"):
+        from_tables({"u": [0], "v": [1]}, tmp_path / "nodes.csv", verbose=False)
+    assert labels(["inf", "dog", "1"]).class_names == ["1", "dog", "inf"]
+    assert labels(["-nan", "dog", "1"]).class_names == ["-nan", "1", "dog"]
+
+
+@pytest.mark.parametrize("column", ["id", "u", "f"])
+def test_infinite_ids_and_features_are_named(column):
+    edges, nodes = {"u": [0.0, 1.0], "v": [1, 2]}, {"id": [0.0, 1.0, 2.0], "f": [1.0, 2.0, 3.0]}
+    (edges if column == "u" else nodes)[column][1] = np.inf
+    with pytest.raises(DataError, match=rf"column '{column}'.*row 1 has inf"):
+        from_tables(edges, nodes, verbose=False)
+
+
 def test_missing_targets_are_nan_and_in_no_split():
     graph = labels([0.5, None, 1.5, 2.5, 3.5])
     assert torch.isnan(graph.ndata["y"]).tolist() == [False, True, False, False, False]
