@@ -164,9 +164,8 @@ class _Work:
         self.progress("checksums", 0, 0)
         degrees = degrees_of(npy_rows(self.writer.folder / "indptr.npy"), max(1, self.limit // 64))
         source = {"converted": Path(self.inputs.edges).name, "rules": dataclasses.asdict(rules)}
-        notes = inputs.notes + [f"columns of edges that are not converted: {', '.join(edges.others)}"] * bool(
-            edges.others
-        )
+        others = ", ".join(name or "one without a name" for name in edges.others)
+        notes = inputs.notes + [f"columns of edges that are not converted: {others}"] * bool(others)
         self.writer.complete(
             name=inputs.name, **facts, in_degree=degrees, self_loops=counts["kept"], directed=not rules.undirected,
             source=source, edges=counts | {"notes": notes},

@@ -11,6 +11,7 @@ import torch
 
 from joestar.data import ogb
 from joestar.data.from_tables import edge_columns
+from joestar.data.nameless import without_index
 from joestar.data.rows import MemoryRows, Rows, npy_rows, npz_keys, npz_rows
 from joestar.data.splits import PARTS
 from joestar.data.stream_nodes import TextRows
@@ -234,5 +235,9 @@ class _Columns:
 
 
 def chooser(path: Path, source, target) -> Callable[[list[str]], list[str]]:
-    """From the names of columns to those of sources and destinations."""
-    return lambda names: edge_columns(_Columns(names, str(path)), source, target)
+    """From the names of columns to those of sources and destinations, of which the index of a data frame is none."""
+
+    def choose(names: list[str]) -> list[str]:
+        return edge_columns(_Columns(without_index(names, (source, target))[0], str(path)), source, target)
+
+    return choose

@@ -44,7 +44,7 @@ class Layout:
     """How a text file is laid out.
 
     Attributes:
-        names: of the columns; numbers from ``"0"`` where there is no header.
+        names: of the columns; numbers from ``"0"`` where there is no header. The first may be empty, an index.
         header: whether the first line holds them; guessed: whether that was guessed.
         skipped: lines of comments before it; delimiter: between fields; first: the first line's fields.
     """
@@ -197,9 +197,11 @@ def _delimiter(path: Path, line: str) -> str:
 
 def _has_header(rows: list[list[str]], asked: list[str]) -> bool:
     """Whether the first line names the columns: asked for, known names, or words above numbers."""
-    first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
-    if any(name in first for name in asked):
+    if any(name in rows[0] for name in asked):
         return True
+    if len(rows[0]) > 1 and not rows[0][0]:  # an index of a data frame has no name
+        rows = [row[1:] for row in rows]
+    first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
     if any(_is_number(field) for field in first) or "" in first or len(set(first)) < len(first):
         return False
     if any(field.lower() in KNOWN for field in first):

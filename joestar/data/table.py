@@ -1,12 +1,14 @@
 """One face for tables of all kinds: text files, Parquet, data frames, dicts of columns."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
 from joestar.data import csv_reader
 from joestar.data.columns import coded_of, ids_of, numbers_of, on_host
+from joestar.data.nameless import without_index
 from joestar.errors import DataError
 
 TEXT = (".csv", ".tsv", ".txt", ".edges")
@@ -61,12 +63,12 @@ def open_table(source, what: str, *, header: bool | None, delimiter: str | None,
         if path.suffix.lower() in PARQUET:
             from joestar.data.arrow import read_parquet
 
-            return FrameTable(read_parquet(path), str(path))
+            return FrameTable(read_parquet(path), str(path), asked)
         if not is_table(path):
             raise DataError(f"{path}: a table's name must end in {', '.join((*TEXT, *PARQUET))}, or .gz behind it.")
         return TextTable(path, header, delimiter, asked)
     if is_frame(source):
-        return FrameTable(source, what)
+        return FrameTable(source, what, asked)
     raise DataError(
         f"{what} must be the path of a CSV, TSV or Parquet file, a pandas or polars frame, or a dict of columns; got "
         f"{type(source).__name__}."
@@ -82,7 +84,8 @@ class TextTable:
             self.layout = csv_reader.look(path, header, delimiter, asked)
         except (UnicodeDecodeError, OSError, EOFError) as error:
             raise DataError(f"{path}: expected UTF-8 text ({error}). Save the table as UTF-8 CSV.") from None
-        self.names = self.layout.names
+        names = self.layout.names
+        self.names, self.index = without_index(names, asked) if self.layout.header else (names, None)
 
     def read(self, roles: dict[str, str]) -> dict:
         """Columns by name, see ``csv_reader.read``."""
@@ -93,27 +96,29 @@ class TextTable:
         return csv_reader.line_of(self.path, self.layout, row)
 
     def note(self) -> str | None:
-        """What was guessed."""
+        """What was guessed and left out."""
         layout, first = self.layout, ", ".join(self.layout.first[:4])
         parts = [f"{layout.skipped} lines of comments skipped"] if layout.skipped else []
         if layout.guessed and layout.header:
             parts.append(f"the first line is taken for a header ({first}; header=False otherwise)")
         elif layout.guessed:
             parts.append(f"no header: the first line is data ({first}; header=True otherwise)")
+        if self.index:
+            parts.append(self.index)
         return "; ".join(parts) or None
 
 
 class FrameTable:
     """A data frame, a pyarrow table or a dict of columns."""
 
-    def __init__(self, frame, where: str):
+    def __init__(self, frame, where: str, asked: Collection[str] = ()):
         self.where = where
         arrow = hasattr(
             type(frame), "column_names"
         )  # its `columns` are not names; of the type: a column may be so called
         keys = list(frame if isinstance(frame, dict) else frame.column_names if arrow else frame.columns)
-        self.names = [str(key) for key in keys]
-        self.columns = {str(key): frame[key] for key in keys}
+        self.names, self.index = without_index([str(key) for key in keys], asked)
+        self.columns = {str(key): frame[key] for key in keys if str(key) in self.names}
         if not self.names:
             raise DataError(f"{where}: expected columns; there are none.")
         lengths = {name: _length(column, name, where) for name, column in self.columns.items()}
@@ -153,8 +158,9 @@ class FrameTable:
         """How messages call a row, counted from 0 as frames do."""
         return f"row {int(row)}"
 
-    def note(self) -> None:
-        """Nothing is guessed."""
+    def note(self) -> str | None:
+        """What was left out; nothing is guessed."""
+        return self.index
 
 
 def _length(column, name: str, where: str) -> int:
