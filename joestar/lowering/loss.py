@@ -45,8 +45,9 @@ class Loss:
 def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
     """The loss that is traced: ``loss_fn`` itself, or, for labels with NaN entries, over the known entries alone.
 
-    Over these it is the mean, or the sum where ``loss_fn`` has ``reduction="sum"``. Without such an argument it is
-    traced as it is, if it leaves unknown entries out itself.
+    Over these it is the mean, or the sum where ``loss_fn`` has ``reduction="sum"``; with ``"batchmean"`` the sum over
+    the number of rows with a known entry. Where it has one value for a row of labels, known are rows without NaN.
+    Without such an argument it is traced as it is, if it leaves unknown entries out itself.
 
     PyTorch's own losses get labels in the shape of the outputs where that differs by a dimension of size 1, and
     integers 0 and 1 as floating point where they need it.
@@ -56,7 +57,8 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
 
     Raises:
         LabelError: if labels hold NaN and ``loss_fn`` neither offers ``reduction="none"`` nor leaves them out, or if
-            they do not suit the loss.
+            they do not suit the loss; if rows are known in part, of a loss that gives one value for them (but for
+            probabilities of classes, where such a row is unknown, as it is for scores).
         ConfigError: if ``loss_fn`` asks for inputs that are neither seeds nor node data.
     """
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
@@ -79,15 +81,33 @@ def prepare_loss(loss_fn: Callable, labels: Tensor, ndata=()) -> Loss:
         )
     if kind is not None:
         per_entry = _fitting(per_entry, kind)
-    adds_up = reduction_of(loss_fn) == "sum"
+    reduction, refuses = reduction_of(loss_fn), kind != "classes" and _known_in_part(labels)
 
     def known_entries(outputs, y: Tensor, **others) -> Tensor:
         known = ~torch.isnan(y)
-        losses = per_entry(outputs, torch.where(known, y, torch.zeros_like(y)), **others).reshape(known.shape)
+        losses = per_entry(outputs, torch.where(known, y, torch.zeros_like(y)), **others)
+        if refuses and losses.dim() < known.dim():
+            raise LabelError(
+                f"graph.ndata['y'] has rows that hold NaN (unknown labels) in some columns, and {name} gives one value "
+                "for a row. Give a loss with a value for every entry (F.binary_cross_entropy_with_logits, F.mse_loss, "
+                "...), or make all of such a row NaN, which leaves it out."
+            )
+        while 0 < losses.dim() < known.dim():
+            known = known.all(1 if kind == "classes" else -1)  # over what the loss has reduced
+        losses = losses.reshape(known.shape)
         total = torch.where(known, losses, torch.zeros_like(losses)).sum()
-        return total if adds_up else total / known.sum().clamp(min=1)
+        if reduction == "sum":
+            return total
+        counted = known.flatten(1).any(1) if reduction == "batchmean" and known.dim() > 1 else known
+        return total / counted.sum().clamp(min=1)
 
     return Loss(known_entries, inputs, name, kind is not None, own)
+
+
+def _known_in_part(labels: Tensor) -> bool:
+    """Whether a row holds NaN beside numbers."""
+    unknown = torch.isnan(labels).reshape(len(labels), -1)
+    return bool((unknown.any(1) & ~unknown.all(1)).any())
 
 
 def _spoilt_by_nan(loss_fn: Callable, labels: Tensor) -> str | None:
