@@ -22,6 +22,9 @@ TEXT_BLOCK = 1 << 22
 PER_BYTE = 16
 """Bytes of memory that a byte of text takes while it is parsed: "1,2" and its end become two numbers, twice."""
 
+PARQUET_BUFFER = 1 << 16
+"""Bytes of a column that are read at a time: without it whole row groups are held, and with ``pre_buffer`` the file."""
+
 
 class Edges(Protocol):
     """Edges in the order of a file.
@@ -93,7 +96,7 @@ class ParquetEdges:
                 "edges as .npy."
             ) from None
         try:
-            self.file = parquet.ParquetFile(path)
+            self.file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{path}: expected a Parquet file, but it cannot be read ({error}).") from None
         self.where, self.count = str(path), self.file.metadata.num_rows

@@ -5,10 +5,12 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import joestar
 from joestar.data import external_sort
 from joestar.data.convert import convert
+from joestar.data.edge_sources import ParquetEdges
 from joestar.data.structure import EdgeRules
 
 from .converting import QUIET, assert_structure, small_pieces
@@ -51,6 +53,24 @@ def test_memory_of_the_process_stays_near_the_limit_however_many_nodes(tmp_path)
     convert(tmp_path / "edges.npy", tmp_path / "graph", num_nodes=nodes, progress=note, **QUIET)
     assert grown("VmHWM") - resident[0] < 24 << 20
     assert json.loads((tmp_path / "graph" / "meta.json").read_text())["in_degree"]["isolated"] == nodes - 1000
+
+
+@pytest.mark.parametrize("row_group", [50_000, 1_000_000])
+def test_parquet_is_held_in_pieces(tmp_path, row_group):
+    """pyarrow kept all that it had read, or the whole of a row group."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    count, step = 1_000_000, 20_000
+    sides = np.random.default_rng(2).integers(0, count, (2, count))
+    file = tmp_path / "edges.parquet"
+    table = pyarrow.table({"source": sides[0], "target": sides[1]})
+    parquet.write_table(table, file, row_group_size=row_group, use_dictionary=False)
+    before, most = pyarrow.total_allocated_bytes(), 0
+    edges = ParquetEdges(file, lambda names: names)
+    for first in range(0, count, step):
+        found = edges.read(first, step)
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+        assert np.array_equal(np.stack(found), sides[:, first : first + step])
+    assert file.stat().st_size > 8 << 20 and most < 2 << 20
 
 
 def test_files_that_do_not_fit_become_no_more_than_needed(tmp_path, monkeypatch):
