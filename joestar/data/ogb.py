@@ -7,7 +7,7 @@ citation graphs are trained undirected.
 """
 
 import gzip
-import warnings
+import itertools
 import zlib
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from joestar.data.labels import from_array
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
 from joestar.data.structure import EdgeRules, make_structure
+from joestar.data.text_blocks import blocks, columns_of
 from joestar.errors import DataError
 
 SCHEMES = {
@@ -29,6 +30,8 @@ SCHEMES = {
 }
 """The graphs that can be read, and their official split."""
 
+BLOCK = 1 << 24
+"""Bytes of text that are parsed at a time."""
 SPLIT_FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
 
 
@@ -99,20 +102,30 @@ def read_table(path: Path, dtype) -> np.ndarray:
     """
     if not path.exists():
         raise DataError(f"{path} is missing; {_listing(path.parent)} Is the download complete?")
-    options = {"delimiter": ",", "ndmin": 2, "dtype": np.float64 if dtype == np.float32 else dtype}
-    if np.issubdtype(dtype, np.floating) and path.name == "node-label.csv.gz":
+    options = {"delimiter": ",", "ndmin": 2, "dtype": np.float64}
+    if path.name == "node-label.csv.gz":
         options |= {"quotechar": '"', "converters": lambda text: float(text or "nan")}
     try:
-        with gzip.open(path, "rt") as file, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="loadtxt: input contained no data")
-            table = np.loadtxt(file, **options)
+        with gzip.open(path, "rt") as file:
+            first = next((line for line in file if line.strip()), "")
+            if first and np.issubdtype(dtype, np.floating):
+                table = np.loadtxt(itertools.chain([first], file), **options)
     except (OSError, ValueError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: expected comma-separated numbers, gzipped, but {error}. Is it complete?") from error
-    if not table.size:
+    if not first:
         raise DataError(f"{path}: expected comma-separated numbers, but the file is empty. Is the download complete?")
+    if np.issubdtype(dtype, np.integer):
+        return _whole_numbers(path, first.count(",") + 1, dtype)
     if table.dtype != dtype:
         _check_finite(table, path)
     return table if table.dtype == dtype else in_float32(table, str(path))
+
+
+def _whole_numbers(path: Path, width: int, dtype) -> np.ndarray:
+    """A table of ids, of which none is cut from a decimal."""
+    places = list(range(width))
+    pieces = [columns_of(block, path, width, places, ",", dtype) for block in blocks(path, BLOCK)]
+    return np.stack([np.concatenate(column) for column in zip(*pieces, strict=True)], axis=1)
 
 
 def _check_finite(table: np.ndarray, path: Path) -> None:

@@ -4,7 +4,7 @@ import codecs
 import gzip
 import io
 import math
-import warnings
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,16 +118,25 @@ def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype
 def _by_numpy(block: Block, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray] | None:
     if not block.content.strip():
         return [np.empty(0, dtype) for _ in wanted]
+    if np.issubdtype(dtype, np.integer) and not _whole_numbers_alone(block.content, delimiter):
+        return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # NumPy 1.26 cuts 1.5 to an integer, and warns
-            table = np.loadtxt(
-                io.BytesIO(block.content), dtype, delimiter=None if delimiter == " " else delimiter, ndmin=2,
-                comments=None,
-            )  # fmt: skip
-    except (ValueError, DeprecationWarning):
+        table = np.loadtxt(
+            io.BytesIO(block.content), dtype, delimiter=None if delimiter == " " else delimiter, ndmin=2, comments=None
+        )
+    except ValueError:
         return None
     return [table[:, place] for place in wanted] if table.shape[1] == width else None
+
+
+def _whole_numbers_alone(content: bytes, delimiter: str) -> bool:
+    """Whether text has no other characters than whole numbers of int64 have: NumPy 1.26 cuts others to such."""
+    others = content.translate(None, b"0123456789+- \t\r\n" + delimiter.encode())
+    return not others and _LONG.search(content) is None
+
+
+_LONG = re.compile(rb"[0-9]{19}")
+"""Digits of numbers that may be beyond int64."""
 
 
 def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:

@@ -118,7 +118,9 @@ def test_unknown_name_suggests_a_close_one(tmp_path):
         ("raw/node-label.csv.gz", None, "node-label.csv.gz is missing"),
         ("raw/node-feat.csv.gz", None, "neither node-feat.csv.gz nor edge-feat.csv.gz is there"),
         ("split/sales_ranking/valid.csv.gz", None, "valid.csv.gz is missing"),
-        ("raw/edge.csv.gz", ["0,x"], "edge.csv.gz: expected comma-separated numbers, gzipped, but .*'x'"),
+        ("raw/edge.csv.gz", ["0,x"], "edge.csv.gz: line 1, field 2: expected whole numbers; got 'x'"),
+        ("raw/edge.csv.gz", ["0,1.5"], "edge.csv.gz: line 1, field 2: expected whole numbers; got '1.5'"),
+        ("raw/node-feat.csv.gz", ["0,x"], "node-feat.csv.gz: expected comma-separated numbers, gzipped, but .*'x'"),
         ("raw/edge.csv.gz", ["0,1,2"], "expected two columns, source and destination; got 3"),
         ("raw/num-node-list.csv.gz", [3, 4], "expected one graph; the dataset holds 2"),
         ("raw/num-node-list.csv.gz", [4], "destination ids must lie in 0..3|source ids must lie in 0..3"),
@@ -140,7 +142,7 @@ def test_malformed_csv_folder(csv_folder, file, rows, message):
 def test_truncated_download(csv_folder):
     path = csv_folder / "raw" / "edge.csv.gz"
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(DataError, match=r"edge.csv.gz: expected comma-separated numbers, gzipped.* Is it complete"):
+    with pytest.raises(DataError, match=r"edge.csv.gz: expected a table, but it cannot be read .* Is it complete"):
         joestar.data.load(csv_folder)
     with gzip.open(path, "wb") as file:
         file.write(b"")
