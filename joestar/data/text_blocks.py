@@ -4,7 +4,6 @@ import codecs
 import gzip
 import io
 import math
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,11 +131,12 @@ def _by_numpy(block: Block, width: int, wanted: list[int], delimiter: str, dtype
 def _whole_numbers_alone(content: bytes, delimiter: str) -> bool:
     """Whether text has no other characters than whole numbers of int64 have: NumPy 1.26 cuts others to such."""
     others = content.translate(None, b"0123456789+- \t\r\n" + delimiter.encode())
-    return not others and _LONG.search(content) is None
+    return not others and b"0" * _LONG not in content.translate(_ZEROS)
 
 
-_LONG = re.compile(rb"[0-9]{19}")
-"""Digits of numbers that may be beyond int64."""
+_LONG = 19
+"""Digits from which a number may be beyond int64."""
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:
