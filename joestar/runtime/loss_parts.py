@@ -9,7 +9,7 @@ rows that are drawn, of which both holds.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.graph_api.arrays import version
 from joestar.lowering.loss import ClassLoss
 from joestar.lowering.outputs import loss_and_values
 from joestar.torch_private import TorchDispatchMode
@@ -161,10 +162,10 @@ class _Trials:
 
     def __init__(self, program, nodes: Tensor, graph: Graph):
         self.program, self.nodes, self.graph = program, nodes, graph
-        self.made, failed = [], []
+        self.made, failed, state = [], [], _LossState(program)
         for drawn in _RANGES:
             try:
-                self.made.append(_Trial(program, nodes, graph, drawn))
+                self.made.append(_Trial(program, nodes, graph, drawn, state))
             except ConfigError:
                 raise
             except Exception as error:  # of a loss that wants probabilities, say
@@ -173,7 +174,7 @@ class _Trials:
             raise failed[0]
         if any(self.is_zero(entry) for entry in range(len(self.made[0].whole))):
             with contextlib.suppress(Exception):  # others did not fail
-                self.made.append(_Trial(program, nodes, graph, _WIDE))
+                self.made.append(_Trial(program, nodes, graph, _WIDE, state))
 
     @property
     def tried(self) -> float:
@@ -237,8 +238,8 @@ class _Trials:
 class _Trial:
     """Loss and logged values of all rows, drawn from a range, and of each of two parts."""
 
-    def __init__(self, program, nodes: Tensor, graph: Graph, drawn: tuple[float, float]):
-        self.program, self.nodes, self.graph = program, nodes, graph
+    def __init__(self, program, nodes: Tensor, graph: Graph, drawn: tuple[float, float], state: "_LossState"):
+        self.program, self.nodes, self.graph, self.state = program, nodes, graph, state
         self.cut = max(1, len(nodes) * 2 // 5)
         if None in program.shapes:
             raise ConfigError(
@@ -274,8 +275,10 @@ class _Trial:
         data |= {"seeds": self.graph.ids_of(nodes).long()} if "seeds" in loss.inputs else {}
         given = {name: value.to(device) for name, value in data.items()}
         outputs = self.program.assembled([rows[start:end] for rows in outputs or self.outputs])
-        value, logged = loss_and_values(loss.call(outputs, given.pop("y"), **given), loss.name)
-        return torch.stack([each.detach().to(value.device, torch.float64) for each in (value, *logged.values())])
+        with self.state.restored():
+            value, logged = loss_and_values(loss.call(outputs, given.pop("y"), **given), loss.name)
+            values = (value, *logged.values())  # may be what is restored
+            return torch.stack([each.detach().to(value.device, torch.float64) for each in values])
 
     def is_mean(self, weights: Tensor, of: int = 0) -> bool:
         first, rest = float(weights[: self.cut].sum()), float(weights[self.cut :].sum())
@@ -293,6 +296,31 @@ class _Trial:
     def _off(self, *values: float) -> float:
         """By how much sums of such values may differ from one another."""
         return (1e-9 if self.exact else 2e-5) * max(map(abs, values))
+
+
+class _LossState:
+    """What a loss may write (counters, running means, banks of rows), and the random generators it may draw from."""
+
+    def __init__(self, program):
+        module = program.loss.module
+        own = () if module is None else (*module.parameters(), *module.buffers())
+        tensors = {id(tensor): tensor for tensor in (*own, *program.written)}.values()
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        device = program.graph.device
+        self._devices = [device] if device.type == "cuda" else []
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Whatever is called inside, and whatever it raises, afterwards all is as it was."""
+        before = [version(tensor) for tensor, _ in self._values]
+        try:
+            with torch.random.fork_rng(self._devices):
+                yield
+        finally:
+            with torch.no_grad():
+                for (tensor, value), was in zip(self._values, before, strict=True):
+                    if version(tensor) != was:
+                        tensor.copy_(value)
 
 
 class _Probabilities(TorchDispatchMode):

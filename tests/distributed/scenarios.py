@@ -325,7 +325,8 @@ def epoch_starts(batch: int) -> dict:
     with Reads() as compared:
         ranks.agree_on_epoch(losses, SEED, step.optimizer, True)
     with Reads() as tried:
-        loss_parts._Trial(step._runner.executor.program, ids(50), ranks.graph, (0.1, 0.9))
+        program = step._runner.executor.program
+        loss_parts._Trial(program, ids(50), ranks.graph, (0.1, 0.9), loss_parts._LossState(program))
     return {"meetings": meetings, "compared": compared.number, "tried": tried.number}
 
 

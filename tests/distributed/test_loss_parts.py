@@ -1,5 +1,7 @@
 """How a loss over a global batch is made of those over shares: what is found by trial, without processes."""
 
+import contextlib
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -16,11 +18,11 @@ GRAPH = planted_graph(nodes=400, dtype=torch.float64, degree=5)
 FEW = torch.arange(40)
 
 
-def _program(loss, inputs=(), logged=(), dtype=torch.float64, graph=GRAPH, classes=()):
+def _program(loss, inputs=(), logged=(), dtype=torch.float64, graph=GRAPH, classes=(), written=()):
     """As much of a program as a trial needs: outputs are scores ``[n, CLASSES]``."""
     return SimpleNamespace(
         loss=Loss(loss, inputs, "made_up"), logged=list(logged), graph=graph, shapes=[(CLASSES,)], loss_dtype=dtype,
-        class_losses=list(classes), model=torch.nn.Identity(), assembled=lambda rows: rows[0],
+        class_losses=list(classes), model=torch.nn.Identity(), assembled=lambda rows: rows[0], written=list(written),
     )  # fmt: skip
 
 
@@ -212,3 +214,46 @@ def test_logged_means_over_known_labels_are_weighted_so():
     assert found.rows is not None
     assert found.logged == [(MEAN, found.rows), (SUM, None), (MEAN, found.rows), (MEAN, None)]
     check_again(program, found, torch.arange(100, 140), graph)
+
+
+class _Writing(torch.nn.Module):
+    """Writes to a buffer, a parameter and a tensor beside it, and draws, in every call; may fail behind that."""
+
+    def __init__(self, beside, fails=False):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+        self.bias = torch.nn.Parameter(torch.zeros(CLASSES, dtype=torch.float64), requires_grad=False)
+        self.beside, self.fails = [beside], fails
+
+    def forward(self, out, y):
+        with torch.no_grad():
+            self.bias.add_(out.mean(0))
+        self.calls.add_(1)
+        self.beside[0].add_(1)
+        torch.rand(3)
+        if self.fails:
+            raise KeyError("of its own")
+        return F.cross_entropy(out, y) * (1 + self.calls), {"calls": self.calls, "beside": self.beside[0][0]}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trial_leaves_no_trace(fails):
+    beside = torch.arange(3.0)
+    loss = _Writing(beside, fails)
+    program = _program(loss, logged=["calls", "beside"], written=[beside])
+    program.loss = dataclasses.replace(program.loss, module=loss)
+    before = torch.get_rng_state()
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+        found = loss_parts(program, FEW, GRAPH, further=True)
+        assert (found.kind, found.logged) == (MEAN, [(MEAN, None), (MEAN, None)])  # every call saw the same state
+        check_again(program, found, torch.arange(100, 140), GRAPH)
+    assert (loss.calls.item(), loss.bias.tolist(), beside.tolist()) == (0, [0.0] * CLASSES, [0, 1, 2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_trial_leaves_alone_what_it_does_not_write():
+    weight = torch.nn.Parameter(torch.ones(CLASSES, dtype=torch.float64), requires_grad=False)
+    loss = torch.nn.CrossEntropyLoss(weight)
+    program = _program(loss, written=[weight])
+    loss_parts(program, FEW, GRAPH)
+    assert weight._version == 0

@@ -13,7 +13,7 @@ from tests.distributed import odd_scenarios
 from tests.distributed.ranks import results
 from tests.distributed.test_training import _Alone, close
 
-ALIKE = ["layouts", "void_losses", "logged_means", "held"]
+ALIKE = ["layouts", "void_losses", "logged_means", "held", "writing_losses"]
 """Scenarios of which two ranks make what one process makes."""
 
 DIFFERING = ["other_weights", "other_order", "other_flags", "own_metric", "counters"]
@@ -52,11 +52,12 @@ def test_parameters_may_lie_in_memory_in_any_order(two, one):
     same(two, one, "layouts")
 
 
-def plain(graph, loss, optimizer=torch.optim.SGD) -> list[float]:
-    """Losses of a plain loop over the same batches, autograd and PyTorch's optimizer."""
+def plain(graph, loss, optimizer=torch.optim.SGD, epochs: int = 1, calls: int = 0) -> list[float]:
+    """Losses of a plain loop over the same batches, and some on the first, autograd and PyTorch's optimizer."""
     model, sampler = odd_scenarios.Net(), joestar.NeighborSampler(graph, [-1])
     stepper, losses = optimizer(model.parameters(), lr=0.1), []
-    for seeds in torch.arange(40).split(odd_scenarios.BATCH):
+    batches = torch.arange(40).split(odd_scenarios.BATCH)
+    for seeds in [*batches * epochs, *batches[:1] * calls]:
         blocks = sampler.sample(graph.keyed(0, 0, 0), seeds)
         found = loss(model(blocks, graph.ndata["x"][blocks[0].srcs.long()]), graph.ndata["y"][seeds])
         stepper.zero_grad()
@@ -110,6 +111,17 @@ def test_logged_means_over_known_labels_are_those_of_one_process(two, one):
     """They were averaged by seeds, and NaN where one rank's share knows none."""
     same(two, one, "logged_means")
     assert [entry["known"] for entry in one["logged_means"]["logged"]] == [5, 7, 7, 0, 10]
+
+
+def test_a_loss_counts_steps_and_not_how_often_it_is_tried(two, one):
+    """Trials wrote to its buffers; with a term that is faded in by them it was refused."""
+    loss = odd_scenarios.FadedIn()
+    expected = plain(odd_scenarios.graph_of(), loss, epochs=3, calls=2)
+    same(two, one, "writing_losses")
+    for found in (rank["writing_losses"] for rank in (one, *two)):
+        assert found["losses"] == pytest.approx(expected, rel=1e-9)
+        assert found["steps"] == found["seen"] == 14
+        assert found["frequency"] == pytest.approx(loss.frequency.tolist(), rel=1e-9)
 
 
 def test_buffers_and_outputs_may_have_any_dtype(two, one):
