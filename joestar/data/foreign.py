@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from joestar.data.labels import labelled_nodes
-from joestar.data.parts import Options, apply_rules
-from joestar.data.splits import check_choice, random_split
+from joestar.data.parts import Options, apply_rules, drawn_split
+from joestar.data.splits import PARTS, check_choice
 from joestar.errors import DataError
 from joestar.graph_api import Graph
 
@@ -52,21 +51,19 @@ def _what_to_do(thing) -> str:
 
 
 def _split(graph: Graph, options: Options) -> Graph:
-    """A random split, where the graph has labels and either has no split or another was asked for."""
+    """A random split, where the graph has none, or another was asked for."""
     split = options.split
     if split is None or isinstance(split, int):
         return graph
     check_choice(split)
-    if "y" not in graph.ndata or (graph.train_idx is not None and split in ("auto", "official")):
+    y, own = graph.ndata.get("y"), any(getattr(graph, f"{part}_idx") is not None for part in PARTS)
+    if split in ("auto", "official") and (y is None or own):
         return graph
     if split == "official":
         raise DataError("the graph has no split of its own. Use split='random', which is 60/20/20 by the seed.")
-    y = graph.ndata["y"]
     if split == "auto" and (y.dim() > 2 or y.shape[0] != graph.num_nodes):
         return graph
-    shares = (tuple(split),) if isinstance(split, (tuple, list)) else ()
-    labelled = labelled_nodes(y.cpu().numpy())
     made = graph._describe(Graph(graph.indptr, graph.indices, graph.ndata, graph.edata))
-    for part, ids in random_split(labelled, options.seed, *shares).items():
-        setattr(made, f"{part}_idx", torch.from_numpy(ids).to(graph.device))
+    for part, ids in drawn_split(graph, options).items():
+        setattr(made, f"{part}_idx", ids)
     return made

@@ -4,18 +4,16 @@ import difflib
 import os
 from pathlib import Path
 
-import torch
-
 from joestar.data import ogb
 from joestar.data.convert_inputs import CITATIONS
 from joestar.data.folder import is_converted, read_folder
 from joestar.data.foreign import from_object
 from joestar.data.from_tables import from_tables
-from joestar.data.labels import check_task, labelled_nodes
+from joestar.data.labels import check_task
 from joestar.data.named import PREFIXES, load_named
 from joestar.data.npz import read_npz
-from joestar.data.parts import Options, apply_rules, to_graph
-from joestar.data.splits import PARTS, SplitChoice, check_choice, random_split
+from joestar.data.parts import Options, apply_rules, drawn_split, to_graph
+from joestar.data.splits import PARTS, SplitChoice, check_choice, check_seed
 from joestar.data.table import ENDS, PARQUET, TEXT, is_frame, is_table, only_one
 from joestar.distributed import current
 from joestar.errors import DataError
@@ -63,11 +61,11 @@ def load(
             an object: PyG's ``Data``, a NetworkX, DGL or SciPy graph, a data frame of edges.
         root: where names are looked up, and where downloads go. Default: ``$JOESTAR_DATA``, ``~/.cache/joestar`` and
             ``dataset``.
-        split: ``"official"``, ``"random"`` (60/20/20 of the labelled nodes), shares of a random split such as
-            ``(0.8, 0.1, 0.1)``, or ``"auto"``: official if there is one. A converted folder keeps the split it was
-            saved with unless another is asked for. For masks ``[N, S]`` of PyG: which of the S splits, from 0. For
-            tables also a column, see ``from_tables``.
-        seed: of the random split.
+        split: ``"official"``, ``"random"`` (60/20/20 of the labelled nodes; without labels of all), shares of such a
+            split, as ``(0.8, 0.1, 0.1)``, or ``"auto"``: official if there is one. A converted folder keeps the split
+            that it was saved with unless another is asked for. For masks ``[N, S]`` of PyG: which of the S splits, from
+            0. For tables also a column, see ``from_tables``.
+        seed: of the random split, 0 to 2^32 - 1.
         undirected: add the reverses of edges. ``None``: what the format says (npz and OGB: yes; others: as given).
         drop_duplicates, drop_self_loops: leave those out. ``None``: as above. What is done is printed with counts.
         task: ``"classes"`` or ``"regression"`` where labels are whole numbers and could be either.
@@ -84,6 +82,7 @@ def load(
         DataError: nothing is found, or what is found is malformed. GraphError: another library's graph is.
     """
     check_task(task)
+    check_seed(seed)
     options = Options(split, seed, undirected, drop_duplicates, drop_self_loops, task, verbose)
     if not isinstance(name_or_path, (str, os.PathLike)):
         if is_frame(name_or_path):
@@ -249,10 +248,6 @@ def _resplit(graph: Graph, options: Options, path: Path) -> Graph:
         return graph
     if split == "official":
         raise DataError(f"{path}: it was saved without a split. Use split='random', which is 60/20/20 by the seed.")
-    if "y" not in graph.ndata:
-        return graph
-    shares = (tuple(split),) if isinstance(split, (tuple, list)) else ()
-    found = random_split(labelled_nodes(graph.ndata["y"].numpy()), options.seed, *shares)
-    for part in PARTS:
-        setattr(graph, f"{part}_idx", torch.from_numpy(found[part]))
+    for part, ids in drawn_split(graph, options).items():
+        setattr(graph, f"{part}_idx", ids)
     return graph

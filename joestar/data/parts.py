@@ -8,7 +8,7 @@ import torch
 
 from joestar.data.float32 import in_float32
 from joestar.data.labels import Labels, from_array, labelled_nodes
-from joestar.data.splits import SplitChoice, choose_split
+from joestar.data.splits import SplitChoice, choose_split, random_split
 from joestar.data.structure import EdgeRules, Structure, make_structure
 from joestar.errors import DataError
 from joestar.graph_api import Graph
@@ -112,7 +112,7 @@ def to_graph(parts: Parts, options: Options) -> Graph:
 def _splits(parts: Parts, labels: Labels | None, options: Options) -> dict[str, np.ndarray]:
     if labels is None:
         everyone = np.arange(parts.num_nodes)
-        if not parts.splits and not isinstance(options.split, tuple) and options.split != "random":
+        if not parts.splits and options.split in ("auto", "official"):
             return {}
         return choose_split(parts.splits, everyone, parts.num_nodes, options.split, options.seed, parts.where)
     labelled = labelled_nodes(labels.y)
@@ -121,6 +121,19 @@ def _splits(parts: Parts, labels: Labels | None, options: Options) -> dict[str, 
             f"{parts.where}: not one of the {parts.num_nodes} nodes has a label; node classification needs some."
         )
     return choose_split(parts.splits, labelled, parts.num_nodes, options.split, options.seed, parts.where)
+
+
+def drawn_split(graph: Graph, options: Options) -> dict[str, torch.Tensor]:
+    """A random split of a graph that is made already, on its device: of the nodes with a label; without labels of all
+    nodes, if one is asked for, else none.
+    """
+    y = graph.ndata.get("y")
+    if y is None and options.split in ("auto", "official"):
+        return {}
+    nodes = np.arange(graph.num_nodes) if y is None else labelled_nodes(y.cpu().numpy())
+    shares = (tuple(options.split),) if isinstance(options.split, (tuple, list)) else ()
+    found = random_split(nodes, options.seed, *shares)
+    return {part: torch.from_numpy(ids).to(graph.device) for part, ids in found.items()}
 
 
 def apply_rules(graph: Graph, options: Options, where: str) -> Graph:

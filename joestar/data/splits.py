@@ -3,10 +3,15 @@
 import numpy as np
 
 from joestar.errors import DataError
+from joestar.whole_numbers import is_whole, plain
 
 PARTS = ("train", "val", "test")
 CHOICES = ("auto", "official", "random")
 USUAL = (0.6, 0.2, 0.2)
+MOST_SEED = 2**32 - 1
+"""The largest that ``RandomState`` takes."""
+ROUNDING = 1 + 2.0**-50
+"""What a product with a sum of shares may fall short by: 0.7 + 0.1 is below 0.8."""
 SplitChoice = str | tuple[float, float, float]
 """``"auto"`` (official if there is one), ``"official"``, ``"random"`` (60/20/20), or shares of a random one."""
 
@@ -23,6 +28,12 @@ def check_choice(split: SplitChoice) -> None:
         raise DataError(
             f"split must be one of {', '.join(map(repr, CHOICES))}, or shares such as (0.6, 0.2, 0.2); got {split!r}."
         )
+
+
+def check_seed(seed: int) -> None:
+    """Raises ``DataError`` unless ``seed`` is a whole number that random splits can be drawn by."""
+    if not is_whole(plain(seed)) or not 0 <= seed <= MOST_SEED:
+        raise DataError(f"seed must be a whole number from 0 to {MOST_SEED:,}; got {seed!r}.")
 
 
 def choose_split(
@@ -56,10 +67,14 @@ def random_split(labelled: np.ndarray, seed: int, shares: tuple = USUAL) -> dict
     Two shares are those of training and validation, the rest is for the test; of three, what is left is in no set.
     """
     order = labelled[np.random.RandomState(seed).permutation(len(labelled))].astype(np.int64)
-    first, second = int(shares[0] * len(order)), int((shares[0] + shares[1]) * len(order))
-    whole = len(shares) == 2 or sum(shares) > 1 - 1e-9
-    last = len(order) if whole else int(sum(shares) * len(order))
+    first, second, last = ends_of(shares, len(order))
     return dict(zip(PARTS, np.split(order[:last], [first, second]), strict=True))
+
+
+def ends_of(shares: tuple, count: int) -> tuple[int, int, int]:
+    """Where the shares of ``count`` nodes end."""
+    first, second, last = (int(sum(shares[:many]) * ROUNDING * count) for many in (1, 2, 3))
+    return first, second, count if len(shares) == 2 or sum(shares) > 1 - 1e-9 else last
 
 
 def _ids(ids: np.ndarray, part: str, where: str) -> np.ndarray:
