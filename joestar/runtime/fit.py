@@ -6,8 +6,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -16,65 +15,15 @@ from joestar.distributed import is_first, world_size
 from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.metrics import Metric, better
-from joestar.runtime.checkpoint import Checkpoints, versioned
+from joestar.runtime.checkpoint import versioned
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
-from joestar.runtime.fit_asked import asked, check_asked
+from joestar.runtime.fit_asked import Settings, asked, check_asked
 from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, line, named
-from joestar.runtime.interrupts import Whole, terminable
+from joestar.runtime.interrupts import Terminated, Whole, terminable
 from joestar.runtime.loggers import loggers
 from joestar.runtime.schedules import advance, check_plateau, take_over, when
 from joestar.whole_numbers import plain
-
-
-@dataclass
-class Settings:
-    """Arguments of ``Step.fit`` beyond seeds and epochs; see there."""
-
-    patience: int | None = None
-    scheduler: object = None
-    on_epoch: Callable | None = None
-    checkpoints: Checkpoints | None = None
-    checkpoint_every: int | None = None
-    resume: bool = False
-    metric: object = None
-    mode: str | None = None
-    monitor: str | None = None
-    schedule: str | None = None
-    on_step: Callable | None = None
-    loggers: object = None
-    log_every: int | None = None
-    drop_last: bool = False
-    ema: bool = False
-    verbose: bool = False
-
-    def plain(self) -> "Settings":
-        """The same with numbers of Python's."""
-        counts = {name: plain(getattr(self, name)) for name in ("patience", "checkpoint_every", "log_every")}
-        return replace(self, **counts)
-
-    def check(self, epochs: int, validated: bool) -> None:
-        """Raises ``ConfigError`` for what cannot be."""
-        counts = {"checkpoint_every": self.checkpoint_every, "log_every": self.log_every}
-        for name, value in [("epochs", epochs), *((k, v) for k, v in counts.items() if v is not None)]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer; got {value!r}.")
-        if self.scheduler is not None and not callable(getattr(self.scheduler, "step", None)):
-            raise ConfigError(
-                f"scheduler must be one of torch.optim.lr_scheduler over the step's optimizer; got {self.scheduler!r}."
-            )
-        whole = isinstance(self.patience, int) and not isinstance(self.patience, bool) and self.patience >= 1
-        if self.patience is not None and not (whole and (validated or self.monitor == LOSS)):
-            raise ConfigError(
-                f"patience must be a positive number of epochs and needs val_idx, or monitor={LOSS!r}; got "
-                f"{self.patience!r}."
-            )
-        if self.checkpoints is None and (self.resume or self.checkpoint_every is not None):
-            raise ConfigError("resume and checkpoint_every need checkpoints=joestar.Checkpoints(folder).")
-        if not validated and (self.metric is not None or self.monitor not in (None, LOSS)):
-            raise ConfigError(f"metric and monitor are of validation nodes: give val_idx, or monitor={LOSS!r}.")
-        if self.log_every is not None and self.loggers is None:
-            raise ConfigError("log_every needs loggers=.")
 
 
 class Fit:
@@ -98,6 +47,7 @@ class Fit:
         self.epoch: Epoch | None = None
         self.trained = False
         self.stop = self.late = False
+        self.terminated = Terminated()
         self.chosen = self.checked = False
         self.metrics: list[Metric] | None = None
         self.loggers = loggers(settings.loggers) if is_first() else []
@@ -139,6 +89,7 @@ class Fit:
         for loss in epoch:
             with Whole():
                 self._note(loss)
+            self.terminated.check()
             self._check_scores()
             self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
             if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
@@ -384,15 +335,20 @@ def _trained(run: Fit, epochs: int) -> History:
     if settings.resume:
         run.resume()
     try:
-        with terminable():
+        with terminable() as run.terminated:
             _epochs(run, epochs)
-    except (KeyboardInterrupt, SystemExit) as error:
+    except BaseException as error:
+        interrupt = error if isinstance(error, (KeyboardInterrupt, SystemExit)) else run.terminated.came
+        if interrupt is None:
+            raise
         run.catch_up()
         text = run.told(None if step.state_of_all else run.save())  # others may be at another step
-        error.add_note(text)
-        if isinstance(error, SystemExit):  # has no traceback that would show it
+        interrupt.add_note(text)
+        if isinstance(interrupt, SystemExit):  # has no traceback that would show it
             print(text, file=sys.stderr, flush=True)
-        raise
+        if interrupt is error:
+            raise
+        raise interrupt from error  # something on the way made another error of it
     if run.history.best is not None:
         step.model.load_state_dict(run.history.best)
     return run.history

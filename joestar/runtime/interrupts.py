@@ -1,4 +1,4 @@
-"""Signals that end a program: SIGTERM as an exception, and Ctrl-C leaves no module half imported."""
+"""Signals that end a program: SIGTERM as an exception, none leaves a module half imported, and none is lost."""
 
 import _thread
 import contextlib
@@ -15,51 +15,73 @@ __all__ = ["EXIT", "Whole", "WholeImports", "terminable"]
 
 EXIT = 128 + signal.SIGTERM
 """Exit status of a process that SIGTERM ended."""
+_ENDING = signal.SIGINT, signal.SIGTERM
 _IMPORTING = "<frozen importlib"
 """What Python calls the code that imports modules."""
 _SECONDS = 0.05
 """Until an interrupt is tried again that came while a module was imported."""
 
 
-def _raise(number, frame) -> None:
-    raise SystemExit(EXIT)
+class Terminated:
+    """What became of SIGTERM: ``came`` is the exception that it raised, or ``None``."""
+
+    came: SystemExit | None = None
+
+    def __call__(self, number: int, frame: types.FrameType | None) -> None:
+        self.came = SystemExit(EXIT)
+        raise self.came
+
+    def check(self) -> None:
+        """Raises what was lost on the way: of a finaliser, or of C++ that asked Python, errors are passed over."""
+        if self.came is not None:
+            raise self.came
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def terminable() -> Iterator[Terminated]:
     """SIGTERM raises ``SystemExit`` within, in the main thread, unless the program handles it itself."""
+    handler = Terminated()
     free = threading.current_thread() is threading.main_thread()
     if not free or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
+        yield handler
         return
-    signal.signal(signal.SIGTERM, _raise)
+    signal.signal(signal.SIGTERM, handler)
     try:
-        yield
+        yield handler
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class WholeImports(contextlib.ContextDecorator):
-    """Ctrl-C waits within while a module is being imported, in the main thread; then the program's own handler acts.
+    """Ctrl-C and SIGTERM wait within while a module is being imported, in the main thread; then the program's own
+    handler acts. What it raises leaves the block, whatever came of it on the way.
 
     A module whose import was broken off is gone, but those that it had imported are there, and what it had registered
-    stays registered: PyTorch's compiler and what it imports at its first use did not work any more after that.
+    stays registered: PyTorch's compiler and what it imports at its first use did not work any more after that. Where
+    PyTorch's C++ asks Python for a size, it makes a ``TypeError`` of an interrupt, or of nothing.
     """
 
     def __enter__(self) -> "WholeImports":
-        before = signal.getsignal(signal.SIGINT)
-        if isinstance(before, _Patient) and not before.is_active():  # Ctrl-C in the instant of its entering
-            before = before.before
-        main = threading.current_thread() is threading.main_thread()
-        if main and callable(before) and not isinstance(before, _Patient):
-            signal.signal(signal.SIGINT, _Patient(before, _caller()))
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                before = signal.getsignal(number)
+                if isinstance(before, _Patient) and not before.is_active():  # a signal in the instant of its entering
+                    before = before.before
+                if callable(before) and not isinstance(before, _Patient):
+                    signal.signal(number, _Patient(before, _caller()))
         return self
 
-    def __exit__(self, *error) -> None:
-        if threading.current_thread() is threading.main_thread():
-            held = signal.getsignal(signal.SIGINT)
+    def __exit__(self, kind, error: BaseException | None, trace) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        raised = None
+        for number in _ENDING:
+            held = signal.getsignal(number)
             if isinstance(held, _Patient) and held.frame is _caller():
-                signal.signal(signal.SIGINT, held.before)
+                signal.signal(number, held.before)
+                raised, held.raised = held.raised or raised, None
+        if raised is not None and (error is None or isinstance(error, Exception)) and error is not raised:
+            raise raised from error
 
 
 def _caller() -> types.FrameType:
@@ -68,14 +90,23 @@ def _caller() -> types.FrameType:
 
 
 class _Patient:
-    """A handler that lets another one, ``before``, act when nothing is imported further in than ``frame``."""
+    """A handler that lets another one, ``before``, act when nothing is imported further in than ``frame``.
+
+    Attributes:
+        raised: by that one.
+    """
 
     def __init__(self, before: Callable, frame: types.FrameType):
         self.before, self.frame, self._waits = before, frame, False
+        self.raised: BaseException | None = None
 
     def __call__(self, number: int, frame: types.FrameType | None):
         if not self._imports(frame):
-            return self.before(number, frame)
+            try:
+                return self.before(number, frame)
+            except BaseException as error:
+                self.raised = error
+                raise
         if not self._waits:  # however often it is pressed
             self._waits = True
             again = threading.Timer(_SECONDS, self._send, (number,))
