@@ -24,10 +24,12 @@ class Group:
     Attributes:
         place: of this process; device: its own; hosts: name of every rank's.
         board: what ranks tell one another beside collectives.
+        process_group: of ``torch.distributed``, whose collectives these are; ``None`` behind the end of the job.
     """
 
-    def __init__(self, place: Place, device: torch.device, board: Board, hosts: list[str]):
+    def __init__(self, place: Place, device: torch.device, board: Board, hosts: list[str], process_group):
         self.place, self.device, self.board, self.hosts = place, device, board, hosts
+        self.process_group = process_group
         self._graphs: weakref.WeakSet = weakref.WeakSet()
         self._memory: weakref.WeakSet = weakref.WeakSet()
 
@@ -58,10 +60,12 @@ class Group:
 
     def agree(self, what: str, facts: dict[str, str], beside: dict | None = None) -> list[dict]:
         """See ``Board.agree``."""
+        self.check()
         return self.board.agree(what, facts, beside)
 
     def exchange(self, what: str, brought: dict | None = None) -> list[dict]:
         """See ``Board.exchange``."""
+        self.check()
         return self.board.exchange(what, brought)
 
     def largest(self, what: str, numbers: list[int]) -> list[int]:
@@ -72,6 +76,11 @@ class Group:
     def check(self) -> None:
         """Raises ``DistributedError`` if the job has failed, or this rank has left it."""
         self.board.check()
+        if not is_there(self.process_group):
+            raise DistributedError(
+                "torch.distributed.destroy_process_group() was called, and this belongs to the job whose processes it "
+                "parted: call it behind the last call of the step and joestar.distributed.shutdown()."
+            )
 
     # --- one after the other ---
 
@@ -136,7 +145,7 @@ class Group:
     def add_up(self, tensor: Tensor) -> None:
         """The sum over the ranks, in place; part of a CUDA graph where one is captured."""
         with self.together():
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.process_group)
 
     def from_first(self, tensors: list[Tensor]) -> None:
         """The values of rank 0, in place."""
@@ -144,7 +153,7 @@ class Group:
             if tensor.numel():
                 whole = tensor.detach().contiguous()
                 with self.together("joestar.compile"):
-                    dist.broadcast(_words(whole), 0)
+                    dist.broadcast(_words(whole), 0, group=self.process_group)
                 _written_once(tensor.detach()).copy_(_written_once(whole, tensor))
 
     def join_rows(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -156,7 +165,7 @@ class Group:
         for part in _words(whole).split(PART):
             there = part.to(self.device)  # GPUs add up what is in host memory, too: faster than hosts, and always there
             with self.together():
-                dist.all_reduce(there)
+                dist.all_reduce(there, group=self.process_group)
             if there.device != part.device:
                 part.copy_(there)
         return whole
@@ -181,9 +190,23 @@ class Group:
         owners = list(self._memory)
         if owners:
             with contextlib.suppress(DistributedError):
-                self.exchange("joestar.distributed.shutdown, or the end of the script")
+                self.board.exchange("joestar.distributed.shutdown, or the end of the script")
         for owner in owners:
             owner.close()
+
+    def part(self) -> None:
+        """Takes down the communicators, and no others than its own."""
+        own, self.process_group = self.process_group, None
+        if is_there(own):
+            dist.destroy_process_group(own)
+
+
+def is_there(process_group) -> bool:
+    """Whether there is one, and nobody has destroyed it."""
+    try:
+        return process_group is not None and dist.get_rank(process_group) >= 0
+    except (ValueError, RuntimeError):  # it, or all, are gone
+        return False
 
 
 def _words(whole: Tensor) -> Tensor:

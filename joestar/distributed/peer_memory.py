@@ -152,7 +152,7 @@ def device_memory(
     _check_peers(group, what)
     own = attempt(group, what, lambda: _allocated(shape, dtype, group.device))
     try:
-        handle = attempt(group, f"{what}, mapped", lambda: _rendezvous(own))
+        handle = attempt(group, f"{what}, mapped", lambda: _rendezvous(own, group))
     except DistributedError as error:  # the same on all ranks
         raise NoPeerAccessError(str(error).splitlines()[0][:400]) from error
     pieces = [handle.get_buffer(rank, tuple(shape), dtype) for rank in range(group.world)]
@@ -202,9 +202,7 @@ def _allocated(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
         return SymmetricMemory.empty_strided_p2p(shape, strides, dtype, device)
 
 
-def _rendezvous(own: Tensor):
-    import torch.distributed as dist
-
+def _rendezvous(own: Tensor, group: Group):
     from joestar.torch_private import symmetric_memory as symmetric
 
-    return symmetric.rendezvous(own, dist.group.WORLD.group_name)
+    return symmetric.rendezvous(own, group.process_group.group_name)

@@ -115,14 +115,22 @@ def init(timeout: float = TIMEOUT, device: str | None = None) -> Group | None:
     own = torch.device(found.device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo", store=store, rank=place.rank,
-            world_size=place.world, timeout=timedelta(seconds=timeout), device_id=own if own.type == "cuda" else None,
-        )  # fmt: skip
+    process_group = _process_group(place, own, store, timedelta(seconds=timeout))
     atexit.register(shutdown)
-    _group = Group(place, own, board, [each.host for each in all_found])
+    _group = Group(place, own, board, [each.host for each in all_found], process_group)
     return _group
+
+
+def _process_group(place: Place, own: torch.device, store, timeout: timedelta):
+    """Ours, of all ranks: the first one, or one beside the script's own, which waits for as long as the script said."""
+    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    if dist.is_initialized():
+        return dist.new_group(timeout=timeout, backend=backend)
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout,
+        device_id=own if own.type == "cuda" else None,
+    )  # fmt: skip
+    return dist.group.WORLD
 
 
 def _check_alone() -> None:
@@ -208,7 +216,10 @@ def _leave(text: str) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the group: frees captured steps, then shared memory, then communicators. A script's end does it, too."""
+    """Leaves the group: frees captured steps, then shared memory, then communicators. A script's end does it, too.
+
+    A process group that the script has made by itself stays.
+    """
     global _group, _watch
     group, watch, _group, _watch = _group, _watch, None, None
     if group is None:
@@ -222,8 +233,7 @@ def shutdown() -> None:
     watch.end()
     if _keeps_store(group):
         _wait_for_others(group, watch.store)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    group.part()
 
 
 def _keeps_store(group: Group) -> bool:

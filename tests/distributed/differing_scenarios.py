@@ -188,8 +188,10 @@ def no_devices() -> None:
     joestar.distributed.init(device="cuda")
 
 
-def one_fails(how: str, timeout: float, failing: int = 1) -> None:
-    """A rank does not make its third step."""
+def one_fails(how: str, timeout: float, failing: int = 1, joined: bool = False) -> None:
+    """A rank does not make its third step; ``joined``: in a script that has joined its processes by itself."""
+    if joined:
+        torch.distributed.init_process_group("gloo")
     joestar.distributed.init(timeout, device=os.environ.get("JOESTAR_TEST_DEVICE", "cpu").partition(":")[0])
     with cheaper(quick):
         step = step_of()

@@ -95,6 +95,12 @@ def test_one_rank_that_fails_ends_the_others(tmp_path, how, timeout, words):
 
 
 @pytest.mark.fuzz
+def test_a_rank_that_hangs_is_not_waited_for_as_long_as_a_group_of_the_scripts_own_waits(tmp_path):
+    first, last = run(2, differing_scenarios.one_fails, "hangs", 1.0, 1, True, folder=tmp_path, seconds=50.0)
+    assert (first.code, last.code) == (1, 1) and "Last heard of: rank 1 in its script" in first.text
+
+
+@pytest.mark.fuzz
 @pytest.mark.parametrize(("captured", "word"), [(True, 3), (False, 3)])
 def test_no_rank_goes_on_after_an_interrupt_in_the_middle_of_a_step(tmp_path, captured, word):
     """They were a step apart then, and added up gradients of different ones."""

@@ -10,6 +10,7 @@ from joestar.distributed import start
 from joestar.distributed.reduction import Reduction
 from joestar.errors import ConfigError, DistributedError
 from tests.distributed import odd_scenarios
+from tests.distributed.own_group_scenarios import odd_and_own_group
 from tests.distributed.ranks import results
 from tests.distributed.test_training import _Alone, close
 
@@ -23,7 +24,7 @@ DIFFERING = ["other_weights", "other_order", "other_flags", "own_metric", "count
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """All scenarios on two ranks."""
-    return results(2, odd_scenarios.odd, *ALIKE, *DIFFERING, folder=tmp_path_factory.mktemp("ranks"))
+    return results(2, odd_and_own_group, *ALIKE, *DIFFERING, folder=tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +224,23 @@ def test_processes_may_join_again(two, one):
     for rank in two:
         for found in rank["again"]:
             close(found, one["again"])
+
+
+def test_a_group_of_the_scripts_own_stays_and_decides_no_timeout(two, one):
+    """``shutdown`` destroyed it, and a rank that hangs was waited for as long as that group waits."""
+    for rank in two:
+        found = rank["within"]
+        close(found["trained"], one["again"])
+        assert found["own"] and found["calls"] > 5
+        assert (found["sums"], found["waits"]) == ([2.0, 2.0], [20.0])
+
+
+def test_a_step_whose_process_group_was_destroyed_says_so(two):
+    """It ended in an error of ``torch.distributed`` about the default process group."""
+    for rank in two:
+        assert len(rank["destroyed"]) == 7
+        for name, said in rank["destroyed"].items():
+            assert said.startswith("DistributedError: torch.distributed.destroy_process_group() was called"), name
 
 
 def test_processes_that_the_environment_does_not_name_are_refused(monkeypatch):
