@@ -32,7 +32,7 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
             ),
         )  # fmt: skip
         return _collect(reader, roles)
-    except (pyarrow.ArrowException, _UnlikeError):
+    except (pyarrow.ArrowException, OSError, _UnlikeError):  # what is damaged is named by the slow reader
         return None
 
 

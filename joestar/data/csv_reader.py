@@ -1,8 +1,10 @@
 """CSV and TSV files: what is in them, and their columns, in pieces that fit into memory."""
 
+import contextlib
 import csv
 import gzip
 import itertools
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +66,9 @@ def look(path: Path, header: bool | None, delimiter: str | None, asked: list[str
         asked: names of columns that the caller asked for: if they are in the first line, it is a header.
 
     Raises:
-        DataError: the file is empty or no text.
+        DataError: the file is empty, no text, or cut short.
     """
-    with _open(path) as file:
+    with _reading(path), _open(path) as file:
         skipped, first = next(
             ((i, line) for i, line in enumerate(file) if line.strip() and line[0] not in "#%"), (0, "")
         )
@@ -74,7 +76,8 @@ def look(path: Path, header: bool | None, delimiter: str | None, asked: list[str
     if not first:
         raise DataError(f"{path}: expected lines of fields, but the file is empty.")
     delimiter = _delimiter(path, first) if delimiter is None else delimiter
-    rows = [row for row in _fields(lines, delimiter) if row]
+    with _reading(path):
+        rows = [row for row in _fields(lines, delimiter) if row]
     found = _has_header(rows, asked) if header is None else header
     names = rows[0] if found else [str(i) for i in range(len(rows[0]))]
     doubled = next((name for name in names if names.count(name) > 1), None)
@@ -144,7 +147,7 @@ def _complaint(where: str, piece: list):
 def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
     """(line, fields) of every row below the header; spaces around fields are still there."""
     width = len(layout.names)
-    with _open(path) as file:
+    with _reading(path), _open(path) as file:
         for _ in range(layout.skipped):
             next(file)
         reader = _reader(file, layout.delimiter)
@@ -165,17 +168,24 @@ def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
                 yield layout.skipped + reader.line_num, fields
         except csv.Error as error:
             raise DataError(f"{path}: line {layout.skipped + reader.line_num} cannot be read ({error}).") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: expected UTF-8 text ({error}). Save the file as UTF-8.") from None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Makes what may come up while a file is unpacked and decoded a ``DataError``."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected UTF-8 text ({error}). Save the file as UTF-8.") from None
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: expected a table, but it cannot be read ({reason}). Is it complete?") from None
 
 
 def _open(path: Path):
-    try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-        return open(path, encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise DataError(f"{path}: expected a table, but it cannot be read ({error.strerror or error}).") from None
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
 
 
 def _reader(lines, delimiter: str):

@@ -14,7 +14,7 @@ from joestar.data.in_order import in_order, threads_for
 from joestar.data.journal import Journal
 from joestar.data.progress import Progress
 from joestar.data.rows import ColumnRows, FileRows, PackedRows, Rows, reading
-from joestar.data.text_blocks import Block, blocks, columns_of, layout_of
+from joestar.data.text_blocks import Block, blocks, columns_of
 from joestar.errors import DataError
 
 TEXT_BLOCK = 1 << 22
@@ -189,7 +189,7 @@ def text_edges(
     Raises:
         DataError: naming the line and field that is no whole number.
     """
-    layout = layout_of(path, header, delimiter)
+    layout = csv_reader.look(path, header, delimiter, [])
     names = choose(layout.names)
     wanted = [layout.names.index(name) for name in names]
     state = journal.state("parse", {"start": None, "line": 0, "rows": 0})

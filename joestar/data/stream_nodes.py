@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from joestar.data.csv_reader import look
 from joestar.data.folder_writer import FolderWriter
 from joestar.data.journal import Journal
 from joestar.data.labels import UNLABELLED
 from joestar.data.progress import Progress
 from joestar.data.rows import Rows
-from joestar.data.text_blocks import blocks, columns_of, layout_of
+from joestar.data.text_blocks import blocks, columns_of
 from joestar.errors import DataError
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -186,7 +187,7 @@ class TextRows:
 
     def __init__(self, path, rows: int, limit: int):
         self.path, self.where, self.dtype = path, str(path), np.dtype(np.float64)
-        layout = layout_of(path, False, ",")
+        layout = look(path, False, ",", [])
         self.shape = (rows, len(layout.names))
         self.block = int(max(1 << 12, min(1 << 24, limit // 16)))
         self.stream, self.at, self.rest = None, 0, None

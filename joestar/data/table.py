@@ -80,10 +80,7 @@ class TextTable:
 
     def __init__(self, path: Path, header: bool | None, delimiter: str | None, asked: list[str]):
         self.path, self.where = path, str(path)
-        try:
-            self.layout = csv_reader.look(path, header, delimiter, asked)
-        except (UnicodeDecodeError, OSError, EOFError) as error:
-            raise DataError(f"{path}: expected UTF-8 text ({error}). Save the table as UTF-8 CSV.") from None
+        self.layout = csv_reader.look(path, header, delimiter, asked)
         names = self.layout.names
         self.names, self.index = without_index(names, asked) if self.layout.header else (names, None)
 

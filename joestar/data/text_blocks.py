@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from joestar.data import csv_reader
 from joestar.data.columns import number_of
 from joestar.errors import DataError
 
@@ -33,18 +32,6 @@ class Block:
     def lines(self) -> int:
         """Lines up to the end of the block."""
         return self.line + self.content.count(b"\n")
-
-
-def layout_of(path: Path, header: bool | None, delimiter: str | None) -> csv_reader.Layout:
-    """How a text file is laid out.
-
-    Raises:
-        DataError: it is no text, empty, or cut short.
-    """
-    try:
-        return csv_reader.look(path, header, delimiter, [])
-    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: expected a table, but it cannot be read ({error}). Is it complete?") from None
 
 
 def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Block]:

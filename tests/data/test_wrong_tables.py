@@ -1,11 +1,13 @@
 """Wrong tables: one sentence with the file, the column and the first line that is wrong, and what to do."""
 
+import gzip
+
 import numpy as np
 import pytest
 import torch
 
 import joestar
-from joestar.data import from_tables
+from joestar.data import csv_reader, from_tables
 from joestar.errors import DataError
 
 EDGES = "source,target,weight\na,b,1\nb,c,2\n"
@@ -187,6 +189,30 @@ def test_wrong_things(tmp_path, monkeypatch, edges, nodes, message):
     (tmp_path / "notes.doc").write_text("x")
     with pytest.raises(DataError, match=message):
         from_tables(edges, nodes)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("damage", ["cut early", "cut late", "changed early", "changed late", "none packed", "all cut"])
+def test_packed_files_that_are_damaged(tmp_path, monkeypatch, fast, damage):
+    """An ``EOFError`` of Python's came up from a download that was cut."""
+    if fast:
+        monkeypatch.setattr(csv_reader, "FAST_FROM", 0)
+    text = "source,target\n" + "".join(f"{i},{i * 7919 % 20000}\n" for i in range(20_000))
+    whole = gzip.compress(text.encode())
+    at = {"early": 60, "late": len(whole) - 2000}.get(damage.split()[-1], 0)
+    changed = whole[:at] + bytes(byte ^ 0xFF for byte in whole[at : at + 40]) + whole[at + 40 :]
+    content = text.encode() if damage == "none packed" else whole[: at or 5] if "cut" in damage else changed
+    path = tmp_path / "e.csv.gz"
+    path.write_bytes(content)
+    for read in (lambda: from_tables(path), lambda: from_tables({"a": [1], "b": [2]}, path)):
+        with pytest.raises(DataError, match=r"e.csv.gz: (expected a table, but it cannot|expected UTF-8|line \d+ has)"):
+            read()
+
+
+def test_fields_that_are_too_long(tmp_path):
+    (tmp_path / "e.csv").write_text('a,b\n1,"' + "x" * 200_000 + '"\n')
+    with pytest.raises(DataError, match=r"e.csv: expected a table, .*field larger than field limit"):
+        from_tables(tmp_path / "e.csv")
 
 
 def test_no_text(tmp_path):
