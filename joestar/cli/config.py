@@ -14,6 +14,8 @@ from joestar.errors import ConfigError
 
 DEFAULT_FANOUT = 10
 DEFAULT_LAYERS = 2
+MOST_SEED = 2**32 - 1
+"""The largest that a random split is drawn by (``joestar.data.splits``, which takes long to import)."""
 
 
 def setting(default: Any, group: str, help: str, **rules: Any) -> Any:
@@ -23,9 +25,9 @@ def setting(default: Any, group: str, help: str, **rules: Any) -> Any:
         default: the value when nothing is given.
         group: heading in the help text.
         help: one sentence.
-        **rules: ``choices`` (strings), ``low`` (smallest value), ``above`` (values are greater than this),
-            ``below`` (values are less than this), ``shown`` (default as the help text shows it), ``metavar`` (what a
-            text is: a file, a folder).
+        **rules: ``choices`` (strings), ``low`` and ``high`` (smallest and largest value), ``above`` (values are greater
+            than this), ``below`` (values are less than this), ``shown`` (default as the help text shows it),
+            ``metavar`` (what a text is: a file, a folder).
     """
     return field(default=default, metadata={"group": group, "help": help, **rules})
 
@@ -83,7 +85,9 @@ class TrainConfig:
     )
     clip_grad_norm: float | None = setting(None, "Training", "Largest norm of the gradient.", above=0, shown="no limit")
     class_weights: bool = setting(False, "Training", "Weigh classes by the inverse of their frequency.")
-    seed: int = setting(0, "Training", "Seed of the parameters, samples, dropout and the random split.", low=0)
+    seed: int = setting(
+        0, "Training", "Seed of the parameters, samples, dropout and the random split.", low=0, high=MOST_SEED
+    )
     device: str = setting("auto", "Execution", "Device; auto: a GPU if there is one.", choices=("auto", "cpu", "cuda"))
     backend: str = setting("inductor", "Execution", "Compile the step, or not.", choices=("inductor", "eager"))
     execution: str = setting(
@@ -209,14 +213,16 @@ def read_toml(path: Path) -> dict[str, Any]:
             table = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a TOML file of settings, but it cannot be read ({error}).") from error
-    values = {}
+    values, keys = {}, {}
     for key, value in table.items():
         name = key.replace("-", "_")
+        if name in values:
+            raise ConfigError(f"{path}: the keys {keys[name]!r} and {key!r} are one setting. Remove one.")
         if name not in FIELDS:
             close = difflib.get_close_matches(name, FIELDS, n=1)
             guess = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"{path}: unknown key {key!r}.{guess} Known keys: {', '.join(FIELDS)}.")
-        values[name] = checked(name, value, f"{path}: key {key!r}")
+        values[name], keys[name] = checked(name, value, f"{path}: key {key!r}"), key
     return values
 
 
@@ -245,6 +251,7 @@ def _within(value: Any, rules: Any) -> bool:
         return value in rules["choices"]
     return (
         ("low" not in rules or value >= rules["low"])
+        and ("high" not in rules or value <= rules["high"])
         and ("above" not in rules or value > rules["above"])
         and ("below" not in rules or value < rules["below"])
         and not (isinstance(value, float) and not abs(value) < float("inf"))
@@ -259,7 +266,7 @@ def _accepted(wanted: type, rules: Any) -> str:
     return " ".join([noun, " and ".join(limits)]) if limits else noun
 
 
-_LIMITS = {"low": "of at least", "above": "above", "below": "below"}
+_LIMITS = {"low": "of at least", "high": "at most", "above": "above", "below": "below"}
 
 
 def _checked_fanouts(value: Any, where: str) -> tuple[int, ...]:

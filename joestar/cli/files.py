@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,31 @@ def check_writable(path: str | None, flag: str) -> None:
     if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "it is a folder" if target.is_dir() else f"{folder} is not a folder that can be written to"
         raise ConfigError(f"{flag} {path}: expected the path of a file; {reason}.")
+
+
+def check_outputs(
+    outputs: Mapping[str, str | None], read: Mapping[str, object] | None = None, checkpoints: str | None = None
+) -> None:  # fmt: skip
+    """Raises ``ConfigError`` before the work if an output cannot be written, or is a file of something else.
+
+    Args:
+        outputs: paths by flag. read: paths of what the command reads, as messages call it; other text is none.
+        checkpoints: the folder that checkpoints are written to.
+    """
+    taken = {os.path.realpath(path): what for what, path in (read or {}).items() if path and os.path.isfile(path)}
+    if checkpoints is not None:
+        taken[os.path.realpath(checkpoints)] = "--checkpoints"
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        check_writable(path, flag)
+        place = os.path.realpath(path)
+        if place in taken:
+            raise ConfigError(f"{flag} {path}: this is what {taken[place]} names already. Give another file.")
+        taken[place] = flag
+        folder, name = os.path.split(place)
+        if checkpoints is not None and os.path.realpath(checkpoints) == folder and fnmatch(name, "checkpoint-*.pt"):
+            raise ConfigError(f"{flag} {path}: --checkpoints has files of that name. Give another one.")
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

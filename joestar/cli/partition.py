@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from joestar.cli.config import MOST_SEED
 from joestar.cli.console import columns, err, out, plain_errors, say_path
 from joestar.cli.help import Command, option
 from joestar.errors import ConfigError
@@ -40,7 +41,7 @@ def partition(
     passes: Annotated[int, option("Passes of GAP over the nodes.", min=1, metavar="N")] = 10,
     cap: Annotated[float, option("Most nodes of a part, as a multiple of the mean.", min=1.0, metavar="X")] = 1.5,
     balance: Annotated[float, option("Price of uneven labels, 1: as Fennel's.", min=0.0, metavar="X")] = 1.0,
-    seed: Annotated[int, option("Of where the nodes' stream begins.", metavar="N")] = 0,
+    seed: Annotated[int, option("Of where the nodes' stream begins.", min=0, max=MOST_SEED, metavar="N")] = 0,
     compare: Annotated[
         str | None,
         option("Show these beside it, by commas; or none.", metavar="NAMES", show_default="random, METIS if there"),
@@ -64,10 +65,10 @@ def partition(
         joestar partition my-graph --parts 1024 --passes 3 --out my-parts.npz
         joestar partition my-graph.npz --compare none --json
     """
-    from joestar.cli.files import check_writable
+    from joestar.cli.files import check_outputs
     from joestar.data import load
 
-    check_writable(output, "--out")
+    check_outputs({"--out": output}, {"the dataset": dataset})
     _check_names(compare)
     graph = load(dataset, root=root, verbose=not as_json)
     others = _others(compare, method, graph.num_edges)

@@ -15,7 +15,7 @@ from torch import Tensor
 import joestar
 from joestar.cli import build, saved
 from joestar.cli.console import say, say_path
-from joestar.cli.files import check_writable
+from joestar.cli.files import check_outputs
 from joestar.cli.train import NAMES, shown_score
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
@@ -64,7 +64,7 @@ def predict(
     Raises:
         JoestarError: file, graph or choice are unusable, or ``output`` cannot be written.
     """
-    check_writable(output, "--out")
+    check_outputs({"--out": output}, {"the saved model": path, "the dataset": dataset})
     if Path(output).suffix not in SUFFIXES:
         raise ConfigError(f"--out {output}: expected a name that ends in {' or '.join(SUFFIXES)}.")
     found, graph, idx, step = _prepared(path, dataset, root, nodes, device)

@@ -24,6 +24,7 @@ from joestar.data.sizes import bytes_of
 from joestar.data.splits import PARTS
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
+from joestar.whole_numbers import is_whole, plain
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PER_EDGE, PER_VALUE, PER_NODE = 160, 40, 120
@@ -32,6 +33,8 @@ AT_MOST = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Edges and feature values of a piece; beyond that a processor's caches, or launches, gain nothing."""
 LEAST = 16 << 20
 """Bytes below which pieces would become too small."""
+MOST_SEED = 2**64 - 1
+"""Numbers are drawn by 64 bits of a seed."""
 
 
 class Planted:
@@ -102,7 +105,7 @@ def generate(
 
     Args:
         shape: a name (``joestar.data.planted.SHAPES``) or a ``Shape``. scale: of the numbers of nodes and splits.
-        dtype: of the features, ``"fp32"``, ``"fp16"`` or ``"bf16"``.
+        dtype: of the features, ``"fp32"``, ``"fp16"`` or ``"bf16"``. seed: 0 to 2^64 - 1.
         shuffled: random ids; else those of a community are consecutive.
         memory: how much may be used beside what Python and PyTorch take, ``"4GiB"`` or bytes; of the device likewise.
         overwrite: replace a converted folder in which nothing else lies. progress: see ``joestar.data.progress``.
@@ -111,14 +114,16 @@ def generate(
         The folder.
 
     Raises:
-        ConfigError: an unknown shape, dtype or device. DataError: the folder exists, or cannot be written.
+        ConfigError: an unknown shape, dtype, seed or device. DataError: the folder exists, or cannot be written.
     """
     name, shape = shape_of(shape, scale)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
+    if not is_whole(plain(seed)) or not 0 <= seed <= MOST_SEED:
+        raise ConfigError(f"seed must be a whole number from 0 to {MOST_SEED:,}; got {seed!r}.")
     limit, device = _limit(memory), _device(device)
     target = check_target(Path(folder), overwrite)
-    facts = {"shape": name, "seed": seed, "ids": "shuffled" if shuffled else "planted", "dtype": dtype}
+    facts = {"shape": name, "seed": plain(seed), "ids": "shuffled" if shuffled else "planted", "dtype": dtype}
     writer = None
     try:
         writer = FolderWriter(target, overwrite=overwrite, tag="generate")
@@ -206,6 +211,8 @@ def _device(device: str | torch.device) -> torch.device:
         made = torch.device(device)
     except RuntimeError:
         raise ConfigError(f"device must be cpu or cuda; got {device!r}.") from None
+    if made.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be cpu or cuda; got {device!r}.")
     if made.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda: PyTorch finds no GPU. Use cpu, which gives the same graph.")
     return made

@@ -7,7 +7,7 @@ import joestar.data
 from joestar import nn as gnn
 from joestar.cli import build
 from joestar.cli.config import build_config
-from joestar.cli.files import check_writable, write_checkpoint, write_json
+from joestar.cli.files import check_outputs, check_writable, write_checkpoint, write_json
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
 
@@ -129,3 +129,24 @@ def test_unwritable_paths_are_found_before_training(tmp_path):
         check_writable(str(tmp_path), "--save")
     with pytest.raises(ConfigError, match=r"--report .*none is not a folder that can be written to"):
         check_writable(str(tmp_path / "none" / "r.json"), "--report")
+
+
+def test_outputs_are_files_of_their_own(tmp_path, monkeypatch):
+    """The second of two that were one file replaced the first, or the very data that were read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.npz").write_bytes(b"")
+    (tmp_path / "link.npz").symlink_to("data.npz")
+    (tmp_path / "ck").mkdir()
+    read = {"the dataset": "data.npz", "--partitions": None}
+    check_outputs({"--report": "r.json", "--save": None}, read, "ck")
+    check_outputs({"--report": "ck/r.json", "--save": "ck/best.pt"}, {"the dataset": "cora"}, "ck")
+    for outputs, named in (
+        ({"--report": "a", "--save": f"{tmp_path}/ck/../a"}, "--save .*: this is what --report names already"),
+        ({"--save": "link.npz"}, "--save link.npz: this is what the dataset names already. Give another file"),
+        ({"--save": "new"}, "--save new: this is what --checkpoints names already"),
+        ({"--save": "new/checkpoint-000000001.pt"}, "--checkpoints has files of that name"),
+    ):
+        if "new/" in str(outputs):
+            (tmp_path / "new").mkdir()
+        with pytest.raises(ConfigError, match=named):
+            check_outputs(outputs, read, "new")

@@ -70,6 +70,8 @@ def test_metis_is_shown_unasked_where_it_is_cheap(monkeypatch):
         (("cora", "--compare", "all"), "--compare: expected some of"),
         (("cora", "--out", "/nowhere/p.npz"), "--out"),
         (("nothing.npz",), "nothing.npz"),
+        (("cora", "--seed", "-1"), "--seed"),
+        (("cora", "--seed", "99999999999999999999"), "--seed"),
     ],
 )
 def test_wrong_input_is_one_sentence(arguments, says):

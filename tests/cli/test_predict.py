@@ -158,6 +158,8 @@ def test_other_arguments_are_refused(trained, tmp_path):
     assert "--device: expected one of auto, cpu, cuda" in call("evaluate", best, "--device", "gpu", code=2)
     assert "expected a name that ends in .csv or .npy" in call("predict", best, "--out", tmp_path / "p.txt", code=2)
     assert "not a folder that can be written to" in call("predict", best, "--out", tmp_path / "a" / "p.csv", code=2)
+    (tmp_path / "e.csv").write_text("source,target\n0,1\n")
+    assert "this is what the dataset" in call("predict", best, tmp_path / "e.csv", "--out", tmp_path / "e.csv", code=2)
 
 
 def test_values_and_names_of_ones_own_tables(tmp_path):

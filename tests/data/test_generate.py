@@ -257,6 +257,11 @@ def test_a_full_disk_leaves_nothing(tmp_path):
         ({"memory": "a lot"}, DataError, "memory must be an amount such as '4GiB'"),
         ({"memory": "1KiB"}, DataError, "memory='1KiB' is too little to work in: give at least 16MiB"),
         ({"device": "abacus"}, ConfigError, "device must be cpu or cuda; got 'abacus'"),
+        ({"device": "meta"}, ConfigError, "device must be cpu or cuda; got 'meta'"),
+        ({"device": torch.device("xpu")}, ConfigError, "device must be cpu or cuda"),
+        ({"seed": -1}, ConfigError, "seed must be a whole number from 0 to 18,446,744,073,709,551,615; got -1"),
+        ({"seed": 2**64}, ConfigError, "seed must be a whole number from 0 to 18,446"),
+        ({"seed": 1.5}, ConfigError, "seed must be a whole number .*; got 1.5"),
     ],
 )
 def test_wrong_wishes(tmp_path, arguments, error, message):
