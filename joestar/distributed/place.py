@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import torch
 
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, DistributedError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets. ``LOCAL_WORLD_SIZE`` is looked at, too."""
+MOST_PORT = 65535
+_NO_HOST = re.compile(r"[\s/@]")
 
 
 def host_name() -> str:
@@ -84,6 +87,7 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place:
 
     Raises:
         ConfigError: if only a part of it is there, or it cannot be.
+        DistributedError: if processes cannot meet at such an address.
     """
     if "WORLD_SIZE" not in environment and "RANK" not in environment:
         return Place()
@@ -105,7 +109,23 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place:
             f"RANK {rank}, WORLD_SIZE {world}, LOCAL_RANK {local_rank} and LOCAL_WORLD_SIZE {local} do not fit: ranks "
             "count from 0 and are smaller than their number."
         )
+    _check_address(environment["MASTER_ADDR"], environment["MASTER_PORT"])
     return Place(rank, world, local_rank, local)
+
+
+def _check_address(host: str, port: str) -> None:
+    remedy = (
+        "Set MASTER_ADDR to the name or address of rank 0's host and MASTER_PORT to a free port there, on all ranks."
+    )
+    if not host or _NO_HOST.search(host) or host.count(":") == 1:  # an address of IPv6 has more of them
+        raise DistributedError(
+            f"MASTER_ADDR in the environment must be a host's name or address, without a port; got {host!r}. {remedy}"
+        )
+    number = port.strip()
+    if not (number.isascii() and number.isdecimal() and len(number) <= 5 and 1 <= int(number) <= MOST_PORT):
+        raise DistributedError(
+            f"MASTER_PORT in the environment must be a port, from 1 to {MOST_PORT}; got {port!r}. {remedy}"
+        )
 
 
 def _number(name: str, text: str) -> int:

@@ -155,18 +155,30 @@ def _own_store(place: Place, timeout: float):
         return dist.distributed_c10d._get_default_store()
     from torch.distributed.rendezvous import rendezvous  # not every build of PyTorch has it
 
-    seconds = max(JOINING, timeout)
+    seconds, start = max(JOINING, timeout), time.monotonic()
     try:
         store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=seconds)))
     except RuntimeError as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DistributedError(
-            f"rank {place.rank} of {place.world} waited {seconds:g} s to meet the others at "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}, and not all came ({first[:300]}). Start "
-            "WORLD_SIZE processes that call joestar.distributed.init(), with this address; if they only take longer: "
-            "init(timeout=...)."
-        ) from error
+        raise _not_met(place, error, seconds if time.monotonic() - start > 0.9 * seconds else None) from error
     return store
+
+
+def _not_met(place: Place, error: RuntimeError, waited: float | None) -> DistributedError:
+    """What to raise where the store cannot be made or reached; ``waited``: for so many seconds, if in vain."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if "failed to listen" in first:
+        why = "another process has it" if "EADDRINUSE" in first else first
+        return DistributedError(
+            f"rank {place.rank} of {place.world} cannot listen at port {port} of its host, where others are to find it: "
+            f"{why}. Set MASTER_PORT to another one, the same on all ranks, or end what has it."
+        )
+    came = f"waited {waited:g} s to meet" if waited is not None else "could not meet"
+    return DistributedError(
+        f"rank {place.rank} of {place.world} {came} the others at {host}:{port}, and not all came ({first}). Start "
+        "WORLD_SIZE processes that call joestar.distributed.init(), with this address; if they only take longer: "
+        "init(timeout=...)."
+    )
 
 
 def _tell_failures(board: Board) -> None:

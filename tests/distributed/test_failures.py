@@ -10,7 +10,7 @@ from joestar.distributed import board as board_module
 from joestar.distributed import facts
 from joestar.distributed.board import SILENCE, STARTING, Board, Watch, differences
 from joestar.distributed.place import Found, Place, check_devices, read_place
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, DistributedError
 from tests.distributed import differing_scenarios
 from tests.distributed.ranks import results, run
 
@@ -282,6 +282,28 @@ def test_an_odd_environment_is_refused(environment, words):
     whole = {"LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"} if "WORLD_SIZE" in environment else {}
     with pytest.raises(ConfigError, match=words):
         read_place(whole | environment)
+
+
+ADDRESS = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("MASTER_PORT", value) for value in ("", "x", "0", "65536", "-1", "1.5", "٣", "9" * 5000)),
+        *(("MASTER_ADDR", value) for value in ("", "a b", "h:29500", "tcp://h", "me@h", "h\n")),
+    ],
+)
+def test_an_address_at_which_nobody_meets_is_refused(name, value):
+    """It was an error of PyTorch's behind a minute, or none of ours."""
+    with pytest.raises(DistributedError, match=f"{name} in the environment must be a .*; got "):
+        read_place(ADDRESS | {name: value})
+
+
+def test_addresses_and_ports_may_be_written_as_launchers_do():
+    for host in ("h", "node-1.cluster.local", "10.0.0.1", "::1", "fe80::1%eth0"):
+        for port in ("1", " 29500 ", "65535"):
+            assert read_place(ADDRESS | {"MASTER_ADDR": host, "MASTER_PORT": port}) == Place(0, 2, 0, 2)
 
 
 def test_one_process_is_alone_with_and_without_a_launcher():

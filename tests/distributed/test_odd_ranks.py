@@ -219,6 +219,23 @@ def test_a_rank_that_never_comes_is_an_error_of_ours(monkeypatch, rank):
     assert joestar.distributed.current() is None
 
 
+def test_a_port_that_another_process_has_is_named(monkeypatch):
+    """Rank 0 "waited 60 s", at once."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        given = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in given.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(start, "_DEFAULTS", {})
+        with pytest.raises(
+            DistributedError, match=f"cannot listen at port {port} .* another process has it.* MASTER_PORT"
+        ):
+            joestar.distributed.init(device="cpu")
+    assert joestar.distributed.current() is None
+
+
 def test_processes_may_join_again(two, one):
     """They read what the job before had left in the store."""
     for rank in two:
