@@ -170,8 +170,8 @@ def _not_met(place: Place, error: RuntimeError, waited: float | None) -> Distrib
     if "failed to listen" in first:
         why = "another process has it" if "EADDRINUSE" in first else first
         return DistributedError(
-            f"rank {place.rank} of {place.world} cannot listen at port {port} of its host, where others are to find it: "
-            f"{why}. Set MASTER_PORT to another one, the same on all ranks, or end what has it."
+            f"rank {place.rank} of {place.world} cannot listen at port {port}, where others are to find it: {why}. "
+            "Set MASTER_PORT to another one, the same on all ranks, or end what has it."
         )
     came = f"waited {waited:g} s to meet" if waited is not None else "could not meet"
     return DistributedError(
