@@ -230,7 +230,7 @@ def test_a_port_that_another_process_has_is_named(monkeypatch):
             monkeypatch.setenv(name, str(value))
         monkeypatch.setattr(start, "_DEFAULTS", {})
         with pytest.raises(
-            DistributedError, match=f"cannot listen at port {port} .* another process has it.* MASTER_PORT"
+            DistributedError, match=f"cannot listen at port {port}, .* another process has it.* MASTER_PORT"
         ):
             joestar.distributed.init(device="cpu")
     assert joestar.distributed.current() is None
