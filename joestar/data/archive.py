@@ -1,7 +1,9 @@
 """Members of a ``.npz`` file: mapped into memory where they are stored uncompressed, else read."""
 
 import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,12 @@ from joestar.errors import DataError
 
 LOCAL_HEADER = struct.Struct("<26xHH")
 """The local file header of a zip member: its last two fields are the lengths of the name and of the extra field."""
+
+DAMAGED = (
+    OSError, ValueError, EOFError, RuntimeError, SyntaxError, KeyError, zipfile.BadZipFile, zlib.error, struct.error,
+    tokenize.TokenError,
+)  # fmt: skip
+"""What NumPy and the standard library raise of arrays and archives that are damaged, or were never such."""
 
 
 class Archive:
@@ -24,7 +32,7 @@ class Archive:
         try:
             with zipfile.ZipFile(path) as file:
                 self.members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-        except (OSError, zipfile.BadZipFile) as error:
+        except DAMAGED as error:
             raise DataError(f"{path}: expected a NumPy .npz archive, but it cannot be read ({error}).") from error
 
     def __contains__(self, key: str) -> bool:
@@ -40,7 +48,7 @@ class Archive:
                 return self._map(info)
             with np.load(self.path, allow_pickle=False) as arrays:
                 return arrays[key]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except DAMAGED as error:
             raise DataError(f"{self.path}: the array {key!r} cannot be read ({error}).") from error
 
     def _map(self, info: zipfile.ZipInfo) -> np.ndarray:

@@ -1,7 +1,5 @@
 """What ``joestar convert`` reads: which files of a source are edges, features, labels and splits."""
 
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +8,7 @@ import numpy as np
 import torch
 
 from joestar.data import ogb
+from joestar.data.archive import DAMAGED
 from joestar.data.from_tables import edge_columns
 from joestar.data.nameless import without_index
 from joestar.data.rows import MemoryRows, Rows, npy_rows, npz_keys, npz_rows
@@ -137,7 +136,7 @@ def _number(path: Path, key: str) -> int:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return int(arrays[key].reshape(-1)[0])
-    except (OSError, ValueError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (*DAMAGED, IndexError) as error:
         raise DataError(f"{path}: expected a number under {key!r}, but it cannot be read ({error}).") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from joestar.data.archive import DAMAGED
 from joestar.data.attributes import plain_attributes, text_of
 from joestar.data.checksums import checksum
 from joestar.data.degrees import degree_facts
@@ -202,7 +203,7 @@ def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
     try:
         array = _mapped(path) if path.stat().st_size >= MAP_FROM else np.load(path, allow_pickle=False)
         tensor = torch.from_numpy(array) if array.dtype.name in _WIDENED else from_array(array, key)
-    except (OSError, ValueError, EOFError) as error:
+    except DAMAGED as error:
         raise DataError(f"{path}: expected the array {key!r}, but it cannot be read ({error}).") from error
     if entry["dtype"] == "bfloat16":
         tensor = tensor.view(torch.bfloat16)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data import labels as label_forms
+from joestar.data.archive import DAMAGED
 from joestar.data.columns import Ids, on_host
 from joestar.data.labels import Labels, check_task
 from joestar.data.parts import Options, Parts, to_graph
@@ -251,7 +252,7 @@ def _array(value, what: str) -> np.ndarray | None:
     if isinstance(value, os.PathLike) or _is_npy(value):
         try:
             return np.load(Path(value).expanduser(), mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except DAMAGED as error:
             raise DataError(f"{what}: {value} cannot be read as an .npy file of numbers ({error}).") from None
     if value is None or isinstance(value, (str, bool, int)) or _names_columns(value):
         return None

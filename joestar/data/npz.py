@@ -15,11 +15,11 @@ unless the caller chooses otherwise. Sparse features become dense float32 rows, 
 sum. Other keys are not read, and named.
 """
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from joestar.data.archive import DAMAGED
 from joestar.data.float32 import in_float32
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
@@ -91,7 +91,7 @@ def _open(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except (*DAMAGED, AttributeError) as error:  # that of one array has no files
         raise DataError(
             f"{path}: expected a NumPy archive of plain arrays, but it cannot be read ({error}). "
             "Write it with numpy.savez_compressed."

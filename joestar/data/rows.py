@@ -5,14 +5,13 @@ Nothing is mapped: what is read counts once, and is gone when it is let go.
 
 import contextlib
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from joestar.data.archive import LOCAL_HEADER
+from joestar.data.archive import DAMAGED, LOCAL_HEADER
 from joestar.errors import DataError
 
 
@@ -99,7 +98,7 @@ class PackedRows:
             self._skip((first - self.at) * self.row_bytes)
             values = np.empty((count, *self.shape[1:]), self.dtype)
             self._fill(memoryview(values).cast("B") if values.size else memoryview(b""))
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError) as error:
+        except DAMAGED as error:
             raise DataError(
                 f"{self.where}: it cannot be unpacked ({error}), after row {self.at}. Is the download complete?"
             ) from error
@@ -151,7 +150,7 @@ def npy_rows(path: Path) -> Rows:
         with open(path, "rb") as file:
             dtype, shape, fortran = _header(file)
             offset = file.tell()
-    except (OSError, ValueError, EOFError) as error:
+    except DAMAGED as error:
         raise DataError(f"{path}: expected an .npy file of numbers, but it cannot be read ({error}).") from None
     return _in_order(path, offset, dtype, shape, fortran, str(path))
 
@@ -171,7 +170,7 @@ def npz_rows(path: Path, key: str) -> Rows:
                 header = member.tell()
     except KeyError:
         raise DataError(f"{path}: the key {key!r} is missing; the file has {', '.join(npz_keys(path))}.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{where}: expected an array of numbers, but it cannot be read ({error}).") from None
     if info.compress_type == zipfile.ZIP_STORED:
         with open(path, "rb") as file:
@@ -193,7 +192,7 @@ def npz_keys(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return sorted(name.removesuffix(".npy") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise DataError(f"{path}: expected a NumPy .npz archive, but it cannot be read ({error}).") from None
 
 
