@@ -21,6 +21,7 @@ from torch import fx
 
 from joestar.errors import JoestarError, PaddingError
 from joestar.lowering.counts import is_symbolic, values_to_counts
+from joestar.lowering.empty_sets import meetings
 from joestar.lowering.functional import is_in_place, nodes_after, out_of_place, outlived_views
 from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
 from joestar.lowering.origin import node_line
@@ -186,12 +187,15 @@ def pad(gm: fx.GraphModule, roles: list[Input], bounds: list[int], batch: int) -
     with gm.graph.inserting_after(seed_count):
         flag = gm.graph.placeholder("flag")
     context = PaddingContext(gm, table, seed_count)
+    met = meetings(gm, table)
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
         target = node.target
         try:
             with gm.graph.inserting_before(node):
+                for size in met.get(node, ()):
+                    context.want_rows(size, node)
                 _pad_node(context, node)
         except JoestarError:
             raise

@@ -227,8 +227,10 @@ STEEP = (
     '{b}.pull(fn.copy_e({own}(torch.where({real} > 0, {e}, float("-inf"))).tanh()), "sum")',
     '{b}.pull(fn.copy_e({own}({e}.masked_fill({real} == 0, float("nan")))), "mean")',
     "{own}({z}.index_put(({z}[:, 0] > 0.1,), {z}.new_full(({w},), 0.3)))",
+    '{own}({h}[: {b}.num_dst]) + {b}.pull(fn.copy_e({own}({e} * {e}.mean(0).sigmoid()).tanh()), "sum")',
+    '{own}({z}) + {b}.pull(fn.copy_e({own}({e} / ({e} - {e}.mean(0)).square().mean().sqrt())), "mean")',
 )
-"""A softmax over all edges, which may be none; masks of minus infinities among destinations, every row's own place
+"""A softmax over all edges, which may be none, and moments of them that meet their rows; masks of minus infinities among destinations, every row's own place
 aside; a maximum that begins with one; what padded rows alone are filled with; rows written under a mask."""
 
 
