@@ -8,6 +8,7 @@ from torch import Tensor
 from joestar.graph_api import Graph, check_blocks
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg.call import arguments_of, check_hooks
+from joestar.pyg.kept import check_caches
 from joestar.pyg.layers import prepare, relations_of
 
 
@@ -25,6 +26,7 @@ class SubgraphSampler:
         self.graph = sampler.graph
         self._model = weakref.ref(model)
         check_hooks(model)
+        check_caches(model)
         prepare(model)
         self.arguments = tuple(arguments_of(model, sampler.graph))
         self.types = relations_of(model, sampler.graph, self.arguments)

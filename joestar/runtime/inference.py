@@ -191,7 +191,8 @@ def infer(
         progress: show a progress bar; ``None``: where standard error is a terminal.
 
     Returns:
-        ``[num_nodes, C]``, or ``[len(idx), C]`` in the order of ``idx``, on the graph's device.
+        ``[num_nodes, C]``, or ``[len(idx), C]`` in the order of ``idx``, on the graph's device. A model that takes
+        ``(x, edge_index)`` may return a structure of such.
 
     Raises:
         ConfigError: for unusable arguments, or a budget that is too small, with what it would take.

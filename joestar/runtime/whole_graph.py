@@ -7,9 +7,12 @@ from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.graph_api.row_source import source_of
 from joestar.graph_api.subgraph import Subgraph
+from joestar.lowering.outputs import flatten, rebuild
 from joestar.pyg.call import arguments_of
+from joestar.pyg.kept import undisturbed
 from joestar.runtime.features import call_model, settle_and_check
 from joestar.runtime.modes import check_autocast, evaluating
+from joestar.runtime.own_errors import check_rows
 from joestar.runtime.seeds import check_seeds
 
 
@@ -26,10 +29,11 @@ class WholeGraph:
         self.arguments = tuple(arguments_of(model, graph))
 
     def run(self, idx: Tensor | None = None, *, batch_size=None, memory_budget=None, progress=None) -> Tensor:
-        """Rows of all nodes, or of ``idx``, as the model's dtype has them.
+        """Rows of all nodes, or of ``idx``, as the model's dtype has them; in the structure that the model returns.
 
         Raises:
             ConfigError: for a batch size or a budget: such a model runs over all nodes at once.
+            CaptureError: something that the model returns has not one row per node.
         """
         if batch_size is not None or memory_budget is not None:
             raise ConfigError(
@@ -43,6 +47,10 @@ class WholeGraph:
         eids = torch.arange(graph.num_edges, device=graph.device)
         whole = Subgraph(graph.indptr, graph.indices, nodes, graph, eids, graph.num_nodes)
         whole.arguments = self.arguments
-        with torch.no_grad(), evaluating(self.model), torch.autocast(device, self.autocast, self.autocast is not None):
+        cast = torch.autocast(device, self.autocast, self.autocast is not None)
+        with torch.no_grad(), evaluating(self.model), undisturbed(self.model), cast:
             output = call_model(self.model, [whole], graph.ndata.get("x"), source_of(graph.ndata, "x"))
-        return output if rows is None else torch.index_select(output, 0, rows)
+        tensors, name = [], type(self.model).__name__
+        structure = flatten(output, tensors, f"{name}.forward")
+        check_rows(tensors, structure, graph.num_nodes, True, f"{name} over the whole graph")
+        return rebuild(structure, (t if rows is None else torch.index_select(t, 0, rows) for t in tensors))
