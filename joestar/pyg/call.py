@@ -9,10 +9,13 @@ from torch import Tensor, fx, nn
 from joestar.errors import ConfigError
 from joestar.graph_api.subgraph import Subgraph
 from joestar.pyg.traced import TRACED
+from joestar.torch_private import statically_known_true
 
 _HOOKS = re.compile(r"_(propagate|message|aggregate|message_and_aggregate|edge_update)_forward_(pre_)?hooks")
 _SPARSE = ("adj", "adj_t")
 _EMPTY = inspect.Parameter.empty
+_ANY = 1 << 62
+"""No fixed size is beyond it; of the size of a sampled set, a symbol while traced, that is not known."""
 
 
 def takes_edge_index(model) -> bool:
@@ -110,24 +113,26 @@ def check_hooks(model: nn.Module) -> None:
 def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
     """What ``forward`` is called with, in order: pairs of the parameter's name and where it comes from.
 
-    That is ``x`` (features: the parameter of this name, else the first one that is neither ``edge_index`` nor named as
-    a tensor of the graph), ``edges``, ``edge`` or ``node`` (the tensor of that name in ``graph.edata``, else in
-    ``graph.ndata``). Parameters with a default are
-    given only edge data.
+    That is ``x`` (features: the parameter of this name, else the first one without default that is neither
+    ``edge_index`` nor named as a tensor of the graph), ``edges``, ``edge`` or ``node`` (the tensor of that name in
+    ``graph.edata``, else in ``graph.ndata``). Parameters with a default are given only edge data, and features, if they
+    are called ``x`` and the graph has some.
 
     Raises:
         ConfigError: ``forward`` needs a tensor that the graph has not.
     """
     found, features, parameters = [], False, _parameters(model)
-    named = parameters.get("x") is _EMPTY
+    named = "x" in parameters and (parameters["x"] is _EMPTY or "x" in graph.ndata)
     for name, default in parameters.items():
         if name == "edge_index":
             found.append((name, "edges"))
-        elif name in graph.edata and (features or name != "x"):
+        elif named and name == "x":
+            found.append((name, "x"))
+        elif name in graph.edata and name != "x":
             found.append((name, "edge"))
-        elif default is _EMPTY and name != "x" and name in graph.ndata:
+        elif default is _EMPTY and name in graph.ndata:
             found.append((name, "node"))
-        elif not features and default is _EMPTY and (name == "x" or not named):
+        elif default is _EMPTY and not (features or named):
             features = True
             found.append((name, "x"))
         elif default is _EMPTY and name in _CUTS:
@@ -148,6 +153,8 @@ def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
 def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
     """``model(x, edge_index, ...)`` on all nodes of a subgraph; of every tensor it returns, the rows of the seeds.
 
+    While traced, tensors of a fixed size are returned as they are; rows of edges are an error where they are cut.
+
     Args:
         x: features of the nodes ``[num_nodes, F]``.
     """
@@ -160,22 +167,41 @@ def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
         if kind == "edges":
             given[name] = edges.edge_index
         elif kind == "x":
-            given[name] = x
+            given[name] = subgraph.srcdata["x"] if "x" in subgraph.srcdata.own else x
         else:
             given[name] = (subgraph.edata if kind == "edge" else subgraph.srcdata)[name]
+    if subgraph.edata.own or subgraph.srcdata.own:
+        given |= _of_sampler(model, subgraph)
     positional = [given.pop(name) for name in _positional_only(model) if name in given]
     outputs = model(*positional, **given)
     if traced:
         TRACED.begin(None, None)  # what outlived the call would be an output of the program
+    elif subgraph.num_seeds == subgraph.num_src:
+        return outputs
     return _of_seeds(outputs, subgraph.num_seeds)
+
+
+def _of_sampler(model: nn.Module, subgraph: Subgraph) -> dict[str, Tensor]:
+    """What the sampler has set in the blocks' ``edata`` and ``srcdata`` under names of parameters of ``forward``."""
+    found = {}
+    for name in _parameters(model):
+        for frame in (subgraph.edata, subgraph.srcdata):
+            if name in frame.own and name not in found and name not in ("x", "edge_index"):
+                found[name] = frame[name]
+    return found
 
 
 def _of_seeds(value, num_seeds):
     if isinstance(value, Tensor):
-        return value[:num_seeds] if value.dim() else value
+        return value[:num_seeds] if value.dim() and not _is_fixed(value.shape[0]) else value
     if isinstance(value, dict):
         return {key: _of_seeds(part, num_seeds) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
         parts = [_of_seeds(part, num_seeds) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def _is_fixed(rows) -> bool:
+    """Whether a size is the same in every batch; outside of a trace that cannot be told."""
+    return torch.compiler.is_compiling() and statically_known_true(rows < _ANY)

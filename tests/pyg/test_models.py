@@ -330,6 +330,47 @@ def test_a_tensor_named_as_the_first_parameter_is_given(kind):
     torch.testing.assert_close(step(seeds), graph.ndata["x"][seeds])
 
 
+class OrLearnt(torch.nn.Module):
+    """Features where there are some, else a learnt row."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.row, self.lin, self.conv = torch.nn.Parameter(torch.randn(8)), torch.nn.Linear(8, 8), gnn.SAGEConv(8, 4)
+
+    def forward(self, n_id, edge_index, x=None):
+        h = self.row.expand(n_id.size(0), 8) if x is None else self.lin(x)
+        return self.conv(h, edge_index)
+
+
+class FeaturesFirst(OrLearnt):
+    def forward(self, x=None, edge_index=None):
+        return self.conv(self.lin(x), edge_index)
+
+
+class FeaturesLast(OrLearnt):
+    def forward(self, edge_index, *, x=None):
+        return self.conv(self.lin(x), edge_index)
+
+
+@pytest.mark.parametrize("kind", [OrLearnt, FeaturesFirst, FeaturesLast])
+def test_a_default_of_x_is_for_graphs_without_features(kind):
+    full, model = toy_graph(), kind().double()
+    full.ndata["n_id"] = torch.arange(60)
+    ends, idx = torch.stack([end.long() for end in full.coo()[:2]]), torch.tensor([3, 40])
+    names = {"n_id": full.ndata["n_id"]} if kind is OrLearnt else {}
+    with torch.no_grad():
+        wanted = model(x=full.ndata["x"], edge_index=ends, **names)
+    step = joestar.compile(model, joestar.NeighborSampler(full, [-1]), backend="eager")
+    torch.testing.assert_close(step(idx), wanted[idx])
+    torch.testing.assert_close(step.predict(idx, full=True), wanted[idx])
+    torch.testing.assert_close(joestar.inference(model, full), wanted)
+    if kind is OrLearnt:
+        del full.ndata["x"]
+        with torch.no_grad():
+            torch.testing.assert_close(joestar.inference(model, full), model(full.ndata["n_id"], ends))
+
+
 class OfIds(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -403,37 +444,3 @@ def test_models_of_blocks_are_called_as_ever():
     assert not takes_edge_index(joestar.nn.GraphSAGE(8, 8, 2, 4))
     assert takes_edge_index(gnn.GraphSAGE(8, 8, 2, 4)) and takes_edge_index(Plain())
     assert not takes_edge_index(torch.nn.Linear(2, 2))
-
-
-class SaysWeights(torch.nn.Module):
-    """Attention weights, of the edges, beside its rows."""
-
-    def __init__(self, loops):
-        super().__init__()
-        self.conv = gnn.GATConv(8, 3, add_self_loops=loops)
-
-    def forward(self, x, edge_index):
-        out, (_, weights) = self.conv(x, edge_index, return_attention_weights=True)
-        return out, weights
-
-
-class Scores(torch.nn.Module):
-    """A score per edge."""
-
-    def __init__(self, loops):
-        super().__init__()
-        self.conv = gnn.SAGEConv(8, 3)
-
-    def forward(self, x, edge_index):
-        h = self.conv(x, edge_index)
-        return (h[edge_index[0]] * h[edge_index[1]]).sum(1)
-
-
-@pytest.mark.parametrize("loops", [False, True])
-@pytest.mark.parametrize("kind", [SaysWeights, Scores])
-@pytest.mark.each("kind")
-def test_rows_of_edges_among_outputs_are_said_to_be_such(graph, kind, loops):
-    torch.manual_seed(0)
-    step = joestar.compile(kind(loops).double(), joestar.NeighborSampler(graph, [3]), backend="eager")
-    with pytest.raises(joestar.errors.CaptureError, match="has a row per edge of the sample"):
-        step.predict(torch.arange(12))
