@@ -6,7 +6,7 @@ import os
 import re
 import uuid
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ def write_checkpoint(path: str | os.PathLike, content: Mapping) -> None:
         ConfigError: if it cannot be written, or holds something else.
     """
     path = Path(path)
-    plain = _plain(content, "checkpoint")
+    plain = storable(content, "checkpoint")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -307,14 +307,20 @@ def of_python(value: Any) -> Any:
     return value if kind in (None, type(value)) else kind(value)
 
 
-def _plain(value: Any, where: str) -> Any:
-    """The tree with tensors on the CPU; an error for what could not be read again without unpickling."""
+def storable(value: Any, where: str) -> Any:
+    """The tree with tensors on the CPU, and containers of Python's own; a ``Counter``, which is no dict of counts to
+    those who have one, stays one.
+
+    Raises:
+        ConfigError: for what could not be read again without unpickling, with ``where`` it is.
+    """
     if isinstance(value, Tensor):
         return value.detach().to("cpu")
     if isinstance(value, Mapping):
-        return {_plain(key, where): _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+        entries = {storable(key, where): storable(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+        return Counter(entries) if isinstance(value, Counter) else entries
     if isinstance(value, (list, tuple)):
-        entries = [_plain(entry, where) for entry in value]
+        entries = [storable(entry, where) for entry in value]
         return tuple(entries) if type(value) is tuple else entries
     value = of_python(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype)):

@@ -19,10 +19,12 @@ from joestar.runtime.checkpoint import versioned
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
 from joestar.runtime.fit_asked import Settings, asked, check_asked
+from joestar.runtime.fit_calls import stops
 from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, line, named
 from joestar.runtime.interrupts import Terminated, Whole, terminable
 from joestar.runtime.loggers import loggers
-from joestar.runtime.schedules import advance, check_plateau, take_over, when
+from joestar.runtime.schedules import advance, check_length, check_plateau, check_scheduler, take_over, when
+from joestar.runtime.seeds import check_batch_size
 from joestar.whole_numbers import plain
 
 
@@ -32,13 +34,16 @@ class Fit:
     Attributes:
         epoch: the one under way, until it was scored; trained: that was all of it, and a checkpoint was written before
             it was scored.
+        planned: epochs, and steps of the optimizer in each, of a fit with a scheduler.
         stop: a callback wants to; late: patience is over, which a checkpoint says, so that nothing is gone on with.
     """
 
     def __init__(self, step, train_idx: Tensor, val_idx: Tensor | None, batch_size: int, settings: Settings):
         self.step, self.settings = step, settings
         self.train_idx, self.val_idx = step._seeds(train_idx), None if val_idx is None else step._seeds(val_idx).long()
-        self.batch_size = batch_size
+        self.batch_size = check_batch_size(batch_size)
+        if settings.scheduler is not None:
+            check_scheduler(settings.scheduler, step.optimizer, settings.checkpoints is not None)
         self.history = step.history = History()
         self.losses: list[Tensor] = []
         self.logged: dict[str, list[Tensor]] = {}
@@ -47,6 +52,7 @@ class Fit:
         self.epoch: Epoch | None = None
         self.trained = False
         self.stop = self.late = False
+        self.planned = 0, 0
         self.terminated = Terminated()
         self.chosen = self.checked = False
         self.metrics: list[Metric] | None = None
@@ -72,13 +78,20 @@ class Fit:
         if settings.scheduler is not None:
             check_plateau(settings.scheduler, history.mode, history.metric)
 
-    def schedule(self, epochs: int) -> None:
-        """Decides when the scheduler steps."""
+    def schedule(self, epochs: int, goes_on: bool) -> None:
+        """Decides when the scheduler steps.
+
+        Args:
+            goes_on: from a checkpoint, which has the scheduler's length.
+        """
         number = self.train_idx.numel()
         size = seeds_per_rank(number, self.batch_size, world_size()) * world_size()
         steps = self.step._most_steps(self.train_idx, size, self.settings.drop_last)
         steps = -(-steps // self.step.accumulate)
-        self.history.schedule = when(self.settings.scheduler, self.settings.schedule, epochs, steps)
+        self.history.schedule = when(self.settings.scheduler, self.settings.schedule, epochs)
+        self.planned = epochs, steps
+        if not goes_on:
+            check_length(self.settings.scheduler, self.history.schedule, *self.planned)
 
     def train(self) -> float:
         """One epoch, or what is left of it: its mean loss."""
@@ -146,7 +159,7 @@ class Fit:
                 {name: value.item() for name, value in values.items()}, record.epoch, record.step + 1, epoch.steps
             )
         if settings.on_step is not None:
-            self.stop = _stops(settings.on_step(record), "on_step")
+            self.stop = stops(settings.on_step(record), "on_step")
 
     def _warn_of(self, loss: float) -> None:
         """Says once that the loss is no number any more, and whether features are the cause."""
@@ -242,20 +255,24 @@ class Fit:
             "asked": self.asked,
         })  # fmt: skip
 
-    def resume(self) -> None:
-        """Goes on from the newest checkpoint, if there is one.
+    def newest(self) -> dict | None:
+        """What is in the newest checkpoint, if there is one and it is to be gone on from."""
+        if not self.settings.resume:
+            return None
+        content = self.settings.checkpoints.latest("cpu")  # tables over partitions are as large as the host
+        if self.step.group is not None:
+            records = None if content is None else content.get("fit", {}).get("history", {}).get("records", [])
+            found = "none" if records is None else f"after {len(records)} epochs"
+            self.step.group.agree("fit(resume=True)", {"newest checkpoint": found})
+        return content
+
+    def resume(self, content: dict) -> None:
+        """Goes on from a checkpoint.
 
         Raises:
             CheckpointError: if it is of something else than a ``fit`` like this one.
         """
         settings = self.settings
-        content = settings.checkpoints.latest("cpu")  # tables over partitions are as large as the host
-        if self.step.group is not None:
-            records = None if content is None else content.get("fit", {}).get("history", {}).get("records", [])
-            found = "none" if records is None else f"after {len(records)} epochs"
-            self.step.group.agree("fit(resume=True)", {"newest checkpoint": found})
-        if content is None:
-            return
         state = content.get("fit")
         if state is None:
             raise CheckpointError(
@@ -265,6 +282,8 @@ class Fit:
             raise CheckpointError("the checkpoint was saved " + ("without" if settings.scheduler else "with")
                                   + " a scheduler: expected the same call of fit.")  # fmt: skip
         check_asked(state, self.asked)
+        if settings.scheduler is not None:
+            check_length(settings.scheduler, self.history.schedule, *self.planned, state["scheduler"])
         self.step.load_state_dict(content["step"])
         if "epoch" in state:  # others were a loop's of its own, broken off
             self.step._resumed = [epoch for epoch in self.step._resumed if epoch["number"] == state["epoch"]]
@@ -330,10 +349,11 @@ def _trained(run: Fit, epochs: int) -> History:
     step, settings = run.step, run.settings
     if run.val_idx is None:
         run._choose({})
+    content = run.newest()
     if settings.scheduler is not None:
-        run.schedule(epochs)
-    if settings.resume:
-        run.resume()
+        run.schedule(epochs, content is not None)
+    if content is not None:
+        run.resume(content)
     try:
         with terminable() as run.terminated:
             _epochs(run, epochs)
@@ -361,16 +381,8 @@ def _epochs(run: Fit, epochs: int) -> None:
         if settings.verbose and is_first():
             print(line(record, history, epochs), flush=True)
         run.save_together()
-        if settings.on_epoch is not None and run.any_stops(_stops(settings.on_epoch(record), "on_epoch")):
+        if settings.on_epoch is not None and run.any_stops(stops(settings.on_epoch(record), "on_epoch")):
             history.stopped_early = True
-
-
-def _stops(answer, name: str) -> bool:
-    if answer is not None and not isinstance(answer, bool):
-        raise ConfigError(
-            f"{name} returned {answer!r} ({type(answer).__name__}): expected True to stop, False or None to go on."
-        )
-    return bool(answer)
 
 
 def copied_weights(model: torch.nn.Module, replaced: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from joestar.errors import CheckpointError, ConfigError
 from joestar.metrics import Metric
 from joestar.runtime.checkpoint import Checkpoints
+from joestar.runtime.fit_calls import check_callback
 from joestar.runtime.fit_records import LOSS
 from joestar.whole_numbers import plain
 
@@ -44,10 +45,10 @@ class Settings:
         for name, value in [("epochs", epochs), *((k, v) for k, v in counts.items() if v is not None)]:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer; got {value!r}.")
-        if self.scheduler is not None and not callable(getattr(self.scheduler, "step", None)):
-            raise ConfigError(
-                f"scheduler must be one of torch.optim.lr_scheduler over the step's optimizer; got {self.scheduler!r}."
-            )
+        for name in ("on_epoch", "on_step"):
+            check_callback(getattr(self, name), name)
+        if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):
+            raise ConfigError(f"checkpoints must be a joestar.Checkpoints(folder); got {self.checkpoints!r}.")
         whole = isinstance(self.patience, int) and not isinstance(self.patience, bool) and self.patience >= 1
         if self.patience is not None and not (whole and (validated or self.monitor == LOSS)):
             raise ConfigError(

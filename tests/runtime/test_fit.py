@@ -196,12 +196,12 @@ def test_a_checkpoint_is_read_in_the_memory_of_the_host(tmp_path):
     step = SimpleNamespace(graph=whole, group=None, load_state_dict=loaded.append, _resumed=[])
     fit = SimpleNamespace(
         step=step,
-        settings=Settings(checkpoints=saved),
+        settings=Settings(checkpoints=saved, resume=True),
         history=None,
         metrics=None,
         asked=asked(Settings(), None, True, "epoch"),
     )
-    Fit.resume(fit)
+    Fit.resume(fit, Fit.newest(fit))
     (state,) = loaded
     assert {value.device.type for value in state["model"].values()} == {"cpu"}
     assert {value.device for value in fit.history.best.values()} == {device}
