@@ -114,7 +114,7 @@ def read_folder(folder: Path, *, verify: bool = False) -> Graph:
         raise DataError(f"{folder}: {error} {AGAIN}") from error
     for attribute in ATTRIBUTES:
         setattr(graph, attribute, meta.get(attribute))
-    graph.mapping = _mapping(tensors)
+    graph.mapping = _mapping(folder, tensors)
     graph.ids = tensors.get("ids")
     for part in PARTS:
         setattr(graph, f"{part}_idx", tensors.get(f"{part}_idx"))
@@ -160,14 +160,17 @@ def _mapping_arrays(mapping: NodeMapping | None) -> dict[str, torch.Tensor]:
     return {"mapping_text": from_array(joined.copy(), "text"), "mapping_offsets": torch.from_numpy(offsets)}
 
 
-def _mapping(tensors: dict[str, torch.Tensor]) -> NodeMapping | None:
+def _mapping(folder: Path, tensors: dict[str, torch.Tensor]) -> NodeMapping | None:
     whole, text, offsets = (tensors.get(key) for key in MAPPING)
     if whole is not None:
         return NodeMapping(whole.numpy())
     if text is None or offsets is None:
         return None
     joined, ends = text.numpy().tobytes(), offsets.tolist()
-    texts = [joined[a:b].decode() for a, b in itertools.pairwise(ends)]
+    try:
+        texts = [joined[a:b].decode() for a, b in itertools.pairwise(ends)]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{folder}: the raw ids of the nodes are no text ({error}). {AGAIN}") from error
     return NodeMapping(np.array(texts, dtype=object))
 
 
@@ -205,7 +208,7 @@ def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
         tensor = torch.from_numpy(array) if array.dtype.name in _WIDENED else from_array(array, key)
     except DAMAGED as error:
         raise DataError(f"{path}: expected the array {key!r}, but it cannot be read ({error}).") from error
-    if entry["dtype"] == "bfloat16":
+    if entry["dtype"] == "bfloat16" and tensor.dtype == torch.int16:
         tensor = tensor.view(torch.bfloat16)
     came = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
     said = {name: entry[name] for name in came}

@@ -1,11 +1,13 @@
 """``meta.json`` of a converted folder: what is in it, checked before anything is mapped."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from joestar import __version__
 from joestar.errors import DataError
+from joestar.whole_numbers import is_whole
 
 FORMAT = "joestar-graph"
 VERSION = 2
@@ -17,6 +19,7 @@ PARTIAL = ".partial-"
 """Folders that are being written are called ``NAME.partial-...``."""
 ATTRIBUTES = ("name", "num_classes", "multilabel", "class_names")
 AGAIN = "Write the folder again."
+DEGREES = ("min", "median", "mean", "max", "isolated")
 
 
 def is_converted(folder: Path) -> bool:
@@ -69,15 +72,70 @@ def read_meta(folder: Path) -> dict[str, Any]:
     absent = {"name", "num_classes", "multilabel", "arrays"} - meta.keys()
     if absent:
         raise DataError(f"{path}: the key {sorted(absent)[0]!r} is missing. {AGAIN}")
+    _check_facts(meta, path)
     _check_arrays(folder, meta["arrays"])
     return meta
 
 
+def _is_count(value: Any) -> bool:
+    return is_whole(value) and value >= 0
+
+
+def _is_list_of(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_degrees(value: Any) -> bool:
+    numbers = isinstance(value, dict) and [value.get(name) for name in DEGREES]
+    return bool(numbers) and all(is_whole(number) or isinstance(number, float) for number in numbers)
+
+
+def _is_source(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("generated", {}), dict)
+
+
+_FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": ("text or null", lambda value: value is None or _is_text(value)),
+    "num_classes": ("a whole number or null", lambda value: value is None or _is_count(value)),
+    "multilabel": ("true or false", lambda value: isinstance(value, bool)),
+    "class_names": ("a list of text or null", lambda value: value is None or _is_list_of(value, _is_text)),
+    "in_degree": (f"the numbers {', '.join(DEGREES)}", _are_degrees),
+    "self_loops": ("a whole number", _is_count),
+    "directed": ("true, false or null", lambda value: value is None or isinstance(value, bool)),
+    "source": ("an object or null", lambda value: value is None or _is_source(value)),
+    "written_by": ("text", _is_text),
+}
+"""What the facts of a graph must be, where they are there."""
+_ENTRY: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "shape": ("a list of whole numbers", lambda value: _is_list_of(value, _is_count)),
+    "dtype": ("text", _is_text),
+    "bytes": ("a whole number", _is_count),
+    "sha256": ("text", _is_text),
+}
+
+
+def _check_facts(meta: dict, path: Path) -> None:
+    _check_kinds(meta, _FACTS, str(path))
+    names, number = meta.get("class_names"), meta["num_classes"]
+    if names is not None and number is not None and len(names) != number:
+        raise DataError(f"{path}: class_names has {len(names)} names, but num_classes is {number}. {AGAIN}")
+
+
+def _check_kinds(found: dict, kinds: dict[str, tuple[str, Callable[[Any], bool]]], where: str) -> None:
+    for key, (what, fits) in kinds.items():
+        if key in found and not fits(found[key]):
+            raise DataError(f"{where}: {key} must be {what}; got {found[key]!r}. {AGAIN}")
+
+
 def _check_version(meta: dict, path: Path) -> None:
     version = meta.get("version")
-    if isinstance(version, int) and 1 <= version <= VERSION:
+    if is_whole(version) and 1 <= version <= VERSION:
         return
-    if isinstance(version, int) and version > VERSION:
+    if is_whole(version) and version > VERSION:
         raise DataError(
             f"{path}: version {version} of the format, by {meta.get('written_by', 'a newer Joestar')}; this is joestar "
             f"{__version__}, which reads up to version {VERSION}. Update Joestar, or write the folder with this one."
@@ -96,6 +154,7 @@ def _check_arrays(folder: Path, arrays: Any) -> None:
     for key, entry in arrays.items():
         if not isinstance(entry, dict) or not {"shape", "dtype"} <= entry.keys() or "/" in key:
             raise DataError(f"{path}: expected shape and dtype of the array {key!r}; got {entry!r}. {AGAIN}")
+        _check_kinds(entry, _ENTRY, f"{path}: the array {key!r}")
         file = folder / f"{key}.npy"
         try:
             size = file.stat().st_size

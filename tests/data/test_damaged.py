@@ -1,11 +1,20 @@
 """Files with any bytes changed, or cut anywhere: they are read, or refused in a sentence."""
 
+import contextlib
+import json
+
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
 import joestar
+from joestar.cli.info import facts_of, print_table
 from joestar.data.convert import convert
-from joestar.errors import JoestarError
+from joestar.errors import DataError, JoestarError
+from joestar.graph_api import NodeMapping
 
 from .converting import QUIET
 
@@ -54,3 +63,88 @@ def test_any_damage(tmp_path, form, cut):
         except JoestarError:
             refused += 1
     assert refused
+
+
+def saved(path):
+    """A folder with everything that ``meta.json`` speaks of."""
+    graph = joestar.Graph.from_edge_index(
+        [[0, 1], [1, 2]], 3, ndata={"x": torch.ones(3, 2).half(), "y": torch.tensor([0, 1, 0])}
+    )
+    graph.name, graph.num_classes, graph.class_names = "mine", 2, ["no", "yes"]
+    graph.mapping = NodeMapping(np.array(["a", "b", "\u00e9"], dtype=object))
+    return joestar.data.save(graph, path)
+
+
+def change(folder, value, *keys):
+    meta = json.loads((folder / "meta.json").read_text())
+    place = meta
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("arrays", "ndata.x", "bytes"), "100", "the array 'ndata.x': bytes must be a whole number; got '100'"),
+        (("arrays", "ndata.x", "shape"), [3, -2], "the array 'ndata.x': shape must be a list of whole numbers"),
+        (("arrays", "ndata.x", "sha256"), 5, "the array 'ndata.x': sha256 must be text; got 5"),
+        (("arrays", "ndata.x", "dtype"), "float32", "meta.json says .*float32.* but the file holds .*float16"),
+        (("arrays", "ndata.x", "dtype"), "bfloat16", "meta.json says .*bfloat16.* but the file holds .*float16"),
+        (("arrays", "ndata.y", "dtype"), "bfloat16", "meta.json says .*bfloat16.* but the file holds .*int64"),
+        (("class_names",), ["no"], "class_names has 1 names, but num_classes is 2"),
+        (("class_names",), "no", "class_names must be a list of text or null; got 'no'"),
+        (("class_names",), [1, 2], "class_names must be a list of text or null"),
+        (("num_classes",), True, "num_classes must be a whole number or null; got True"),
+        (("num_classes",), 2.5, "num_classes must be a whole number or null; got 2.5"),
+        (("multilabel",), "no", "multilabel must be true or false; got 'no'"),
+        (("name",), 3, "name must be text or null; got 3"),
+        (("in_degree",), {"min": 0}, "in_degree must be the numbers min, median, mean, max, isolated"),
+        (("self_loops",), None, "self_loops must be a whole number; got None"),
+        (("source",), {"generated": 3}, "source must be an object or null; got"),
+        (("directed",), "yes", "directed must be true, false or null"),
+        (("version",), True, "expected a version of the format from 1 to 2; got True"),
+    ],
+)
+def test_what_a_folder_says_of_itself_is_looked_at(tmp_path, keys, value, message):
+    folder = saved(tmp_path / "graph")
+    change(folder, value, *keys)
+    with pytest.raises(DataError, match=rf"{message}.*Write the folder again"):
+        joestar.load(folder)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "bfloat16", "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["min", "generated"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+KEYS = [(key,) for key in ("format", "version", "written_by", "name", "num_classes", "multilabel", "class_names",
+        "in_degree", "self_loops", "directed", "source", "arrays")]  # fmt: skip
+KEYS += [("arrays", name) for name in ("indptr", "ndata.x", "mapping_text", "other")]
+KEYS += [("arrays", name, part) for name in ("indices", "ndata.y") for part in ("shape", "dtype", "bytes", "sha256")]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(KEYS), values)
+def test_any_description(tmp_path, keys, value):
+    folder = tmp_path / "graph"
+    if not folder.exists():
+        (tmp_path / "meta.json").write_text((saved(folder) / "meta.json").read_text())
+    (folder / "meta.json").write_text((tmp_path / "meta.json").read_text())
+    change(folder, value, *keys)
+    with contextlib.suppress(JoestarError):
+        print_table(facts_of(str(folder), None, "auto", verify=True), Console(quiet=True))
+
+
+def test_ids_that_are_no_text(tmp_path):
+    folder = saved(tmp_path / "graph")
+    np.save(folder / "mapping_text.npy", np.frombuffer(b"ab\xff\xff", np.uint8))
+    with pytest.raises(DataError, match="the raw ids of the nodes are no text"):
+        joestar.load(folder)
