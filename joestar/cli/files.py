@@ -30,10 +30,11 @@ def check_outputs(
     """Raises ``ConfigError`` before the work if an output cannot be written, or is a file of something else.
 
     Args:
-        outputs: paths by flag. read: paths of what the command reads, as messages call it; other text is none.
+        outputs: paths by flag. read: files and folders that the command reads, as messages call them; of what is
+            neither there is nothing to lose.
         checkpoints: the folder that checkpoints are written to.
     """
-    taken = {os.path.realpath(path): what for what, path in (read or {}).items() if path and os.path.isfile(path)}
+    taken = {os.path.realpath(file): what for what, path in (read or {}).items() if path for file in _files(Path(path))}
     if checkpoints is not None:
         taken[os.path.realpath(checkpoints)] = "--checkpoints"
     for flag, path in outputs.items():
@@ -47,6 +48,15 @@ def check_outputs(
         folder, name = os.path.split(place)
         if checkpoints is not None and os.path.realpath(checkpoints) == folder and fnmatch(name, "checkpoint-*.pt"):
             raise ConfigError(f"{flag} {path}: --checkpoints has files of that name. Give another one.")
+
+
+GRAPHS = ("edges.*", "nodes.*", "features.npy", "labels.npy", "*_idx.npy", "ind*.npy", "[en]data.*.npy", "meta.json")
+"""Files of folders that ``joestar.load`` reads."""
+
+
+def _files(path: Path) -> list[Path]:
+    path = path.expanduser()
+    return [path] if path.is_file() else [file for form in GRAPHS for file in path.glob(form)]
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 import joestar
 from joestar.cli import build, saved
 from joestar.cli.console import say, say_path
-from joestar.cli.files import check_outputs
+from joestar.cli.files import check_outputs, check_writable
 from joestar.cli.train import NAMES, shown_score
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
@@ -64,10 +64,10 @@ def predict(
     Raises:
         JoestarError: file, graph or choice are unusable, or ``output`` cannot be written.
     """
-    check_outputs({"--out": output}, {"the saved model": path, "the dataset": dataset})
+    check_writable(output, "--out")
     if Path(output).suffix not in SUFFIXES:
         raise ConfigError(f"--out {output}: expected a name that ends in {' or '.join(SUFFIXES)}.")
-    found, graph, idx, step = _prepared(path, dataset, root, nodes, device)
+    found, graph, idx, step = _prepared(path, dataset, root, nodes, device, output=output)
     logits = step.predict(idx, batch_size or found.config.batch_size, full).cpu()
     if Path(output).suffix == ".npy":
         write_whole(output, lambda file: np.save(file, logits.float().numpy()))
@@ -78,17 +78,20 @@ def predict(
 
 
 def _prepared(
-    path: Path, dataset: str | None, root: Path | None, nodes: str, device: str, scored: bool = False
+    path: Path, dataset: str | None, root: Path | None, nodes: str, device: str, scored: bool = False,
+    output: str | None = None,
 ):  # fmt: skip
     """The file, the graph, the ids that ``nodes`` names, and a step that predicts.
 
     Args:
         scored: whether labels are compared with predictions; their classes are then numbered as the model's.
+        output: the file that will be written, which is none that is read.
     """
     if nodes not in PARTS:
         raise ConfigError(f"--nodes: expected one of {', '.join(PARTS)}; got {nodes!r}.")
     found = saved.read(path)
     config = found.config
+    check_outputs({"--out": output}, {"the saved model": path, "the dataset": dataset or config.dataset})
     device = build.choose_device(device)
     place = root if root is not None or dataset is not None else config.root
     graph = joestar.load(dataset or config.dataset, root=place, split=config.split, seed=config.seed).to(device)

@@ -174,6 +174,8 @@ def test_values_and_names_of_ones_own_tables(tmp_path):
         best, table = tmp_path / f"{kind}.pt", tmp_path / f"{kind}.csv"
         flags = ["--hidden", "8", "--epochs", "3", "--fanouts", "4", "--backend", "eager", "--execution", "exact"]
         shown = call("train", tmp_path, *flags, "--device", "cpu", "--save", best, "--scheduler", "plateau")
+        wrong = call("predict", best, "--out", tmp_path / "nodes.csv", code=2)
+        assert "this is what the dataset names already" in " ".join(wrong.split())
         lines = table.read_text().splitlines() if call("predict", best, "--full", "--out", table) else []
         assert {line.split(",")[0] for line in lines[1:]} == {name for name, *_ in rows}
         scores = json.loads(call("evaluate", best, "--json"))["scores"]
