@@ -1,6 +1,7 @@
 """``joestar profile``: where the time of a training step goes, what for, and what each stage of compiling brings.
 
-Everything is measured on copies: the model, the optimizer and the random generators of the caller stay as they are.
+Everything is measured on copies: model, loss, optimizer and random generators of the caller stay as they are, and so
+does what steps write beside them (what a function closes over, data of the graph).
 """
 
 import contextlib
@@ -24,6 +25,8 @@ from joestar.fusion import PASSES
 from joestar.profile.ledger import KernelRecord, ProfileRecord, Report, StageRecord
 from joestar.profile.phases import BOOKKEEPING, IDLE, SET_UP
 from joestar.profile.sizes import step_key
+from joestar.runtime.seeds import check_seeds
+from joestar.whole_numbers import is_whole, plain
 
 TRACED = 5
 """Steps under the profiler."""
@@ -85,7 +88,8 @@ def profile(
 
     Args:
         model, sampler, loss_fn, optimizer: as for ``joestar.compile``; none of them is changed.
-        seeds: training nodes ``[n]``; batch_size: per step, at most ``n``; only full batches are timed.
+        seeds: training nodes ``[n]``, as ``step.epoch`` takes them; batch_size: per step, at most ``n``; only full
+            batches are timed.
         steps, warm_up: timed and untimed steps of every stage; by default 3 untimed ones, 10 on a GPU.
         ablation: also time the stages before the last: kernels without fusion, without Inductor, without CUDA graph.
         say: called with a line after every stage; options: further ones of ``joestar.compile``. With ``tune=True`` the
@@ -96,25 +100,26 @@ def profile(
 
     Raises:
         ConfigError: for impossible numbers, or options that the stages set themselves.
+        SeedError: unless ``seeds`` are ids of nodes, at least one.
     """
     if warm_up is None:
         warm_up = WARM_UP[sampler.graph.device.type]
+    steps, warm_up, batch_size = plain((steps, warm_up, batch_size))
     for name, value, least in (("steps", steps, 1), ("warm_up", warm_up, 0), ("batch_size", batch_size, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value) or value < least:
             raise ConfigError(f"{name} must be an integer of at least {least}; got {value!r}.")
     taken = sorted(set(FIXED) & options.keys())
     if taken:
         raise ConfigError(f"profile sets {taken[0]} itself: the stages of the ablation differ in it. Leave it out.")
-    if seeds.numel() == 0:
-        raise ConfigError("there are no seeds to profile with: expected node ids [n], got 0 of them.")
-    graph, batch = sampler.graph, min(batch_size, seeds.numel())
+    graph, seeds = sampler.graph, check_seeds(seeds, sampler.graph)
+    batch = min(batch_size, seeds.numel())
     run = _Run(model, sampler, loss_fn, optimizer, seeds, batch, steps, warm_up)
     measured = []
     with torch.random.fork_rng([graph.device] if graph.device.type == "cuda" else []):
-        baselines, missing = run.beside(say, options.get("autocast")) if ablation else ([], "")
         for name, settings in _plan(options, graph.device, ablation):
             measured.append(run.stage(name, settings))
             say(f"{name}: {measured[-1].timing.median:.3f} ms/step")
+        baselines, missing = run.beside(say, options.get("autocast")) if ablation else ([], "")
         bandwidth = copy_bandwidth(graph.device)
     last = measured[-1]
     kernels = next((stage.kernels for stage in reversed(measured) if stage.kernels), [])
@@ -155,7 +160,7 @@ def _plan(options: dict, device: torch.device, ablation: bool) -> list[tuple[str
 
 @dataclass
 class _Run:
-    """What all stages share."""
+    """What all stages share; ``shared``: what steps have beside their copies, once a stage has shown it."""
 
     model: nn.Module
     sampler: object
@@ -165,6 +170,7 @@ class _Run:
     batch: int
     steps: int
     warm_up: int
+    shared: "_Shared | None" = None
 
     def settings(self) -> dict[str, str]:
         """What it takes to repeat the run, as text."""
@@ -180,7 +186,8 @@ class _Run:
     def beside(self, say: Callable[[str], None], autocast) -> tuple[list[StageRecord], str]:
         """The same training in PyG's layers without Joestar, or nothing and why."""
         try:
-            return [self._beside(say, autocast)], ""
+            with contextlib.nullcontext() if self.shared is None else self.shared.restored():
+                return [self._beside(say, autocast)], ""
         except NotComparableError as reason:
             return [], str(reason)
         except Exception as error:  # of another library: no reason to lose the profile
@@ -188,7 +195,7 @@ class _Run:
 
     def _beside(self, say: Callable[[str], None], autocast) -> StageRecord:
         memory = PeakMemory(self.sampler.graph.device)
-        step = pyg_step(self.model, self.sampler, self.loss_fn, self.optimizer, autocast)
+        step = pyg_step(self.model, self.sampler, self._copies()[2], self.optimizer, autocast)
         name, device = pyg_name(), self.sampler.graph.device
         batches = self._full(lambda seeds: seeds[torch.randperm(seeds.numel(), device=device)].split(self.batch))
         memory.forget()
@@ -206,13 +213,28 @@ class _Run:
         return result
 
     def _measured(self, name: str, settings: dict, memory: PeakMemory) -> Stage:
-        from joestar.torch_private import inductor_config as config
-
         graph = self.sampler.graph
-        model, optimizer = copy.deepcopy((self.model, self.optimizer), {id(graph): graph})
-        step = joestar.compile(model, self.sampler, self.loss_fn, optimizer, **settings)
+        model, optimizer, loss_fn = self._copies()
+        step = joestar.compile(model, self.sampler, loss_fn, optimizer, **settings)
         program = step._runner.executor.program
         program.trace(self.seeds[: self.batch], step_key(step.seed, 0, 0, graph.device))
+        copies = [each for each in (model, loss_fn) if isinstance(each, nn.Module) and each is not self.loss_fn]
+        self.shared = _Shared(program, copies)
+        with self.shared.restored():
+            return self._timed(name, settings, memory, step)
+
+    def _copies(self) -> tuple[nn.Module, torch.optim.Optimizer, Callable]:
+        """Of model, optimizer and loss, which refer to one another; of what cannot be copied, the loss itself."""
+        given, graph = (self.model, self.optimizer, self.loss_fn), self.sampler.graph
+        try:
+            return copy.deepcopy(given, {id(graph): graph})
+        except Exception:  # a loss that holds a file, a lock, a result of autograd
+            return *copy.deepcopy(given[:2], {id(graph): graph}), self.loss_fn
+
+    def _timed(self, name: str, settings: dict, memory: PeakMemory, step) -> Stage:
+        from joestar.torch_private import inductor_config as config
+
+        graph, program = self.sampler.graph, step._runner.executor.program
         origins.mark(program.captured.gm.graph, program.lowered)
         losses = self._full(lambda seeds: step.epoch(seeds, self.batch))
         on_gpu, clocks = graph.device.type == "cuda", _Clocks(step)
@@ -241,6 +263,32 @@ class _Run:
         seeds = self.seeds[: self.seeds.numel() // self.batch * self.batch]
         while True:
             yield from epoch(seeds)
+
+
+class _Shared:
+    """What steps of a traced program write, and what gets gradients, besides parameters and buffers of the copies."""
+
+    def __init__(self, program, copies: list[nn.Module]):
+        own = {id(tensor) for module in copies for tensor in (*module.parameters(), *module.buffers())}
+        held = [role.tensor for role in program.captured.roles if role.held and id(role.tensor) not in own]
+        self._leaves = [tensor for tensor in held if tensor.is_leaf and tensor.requires_grad]
+        self._written = [tensor for tensor in program.written if id(tensor) not in own]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Whatever runs inside, afterwards it is as before."""
+        gradients = [leaf.grad for leaf in self._leaves]
+        values = [tensor.detach().clone() for tensor in self._written]
+        for leaf in self._leaves:
+            leaf.grad = None
+        try:
+            yield
+        finally:
+            for leaf, gradient in zip(self._leaves, gradients, strict=True):
+                leaf.grad = gradient
+            with torch.no_grad():
+                for tensor, value in zip(self._written, values, strict=True):
+                    tensor.copy_(value)
 
 
 def _programs(settings: dict) -> contextlib.AbstractContextManager[list[origins.Program]]:

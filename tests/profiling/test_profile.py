@@ -1,14 +1,18 @@
 """A real, small profile, and the command."""
 
+import contextlib
 import copy
 import functools
 import json
 import re
 import shlex
+import threading
 from datetime import datetime
 
+import numpy as np
 import pytest
 import torch
+from captures import cheaper, real
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
@@ -18,10 +22,11 @@ from joestar.bench.profile import EAGER, TRACED, _Run, copy_bandwidth, profile
 from joestar.bench.step import logical_bytes
 from joestar.cli.main import app
 from joestar.cli.profile import command
-from joestar.errors import ConfigError
+from joestar.errors import ConfigError, SeedError
 from joestar.profile.clocks import clocks, once
 from joestar.profile.ledger import FIRST_BACKWARD, Report
 from joestar.runtime import tuning
+from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 from .test_html import Page
 
@@ -81,7 +86,7 @@ def test_profile_is_complete(profiled, parts):
     assert [stage.stage for stage in found.stages] == [EAGER, "+ fusion"]
     assert found.stages[-1].milliseconds == found.milliseconds
     assert found.stages[0].kernels > found.stages[1].kernels > 20
-    assert len(lines) == 3 and lines[2] == f"+ fusion: {found.milliseconds:.3f} ms/step"
+    assert len(lines) == 3 and lines[1] == f"+ fusion: {found.milliseconds:.3f} ms/step"
     assert found.peak_bytes >= 0 and found.bus == {} and found.copy_bandwidth > 0
     assert report.counters.steps == 1 + 1 + STEPS + 1 + TRACED
     assert report.programs[0].batch == BATCH
@@ -92,7 +97,7 @@ def test_plain_pytorch_stands_beside(profiled):
     report, lines = profiled
     (beside,) = report.profile.baselines
     assert re.fullmatch(r"PyTorch eager, layers of PyG \d+\.\d+\.\d+\S*", beside.stage) and beside.milliseconds > 0
-    assert lines[0].startswith(beside.stage) and beside.kernels > 50 and report.profile.no_baseline == ""
+    assert lines[-1].startswith(beside.stage) and beside.kernels > 50 and report.profile.no_baseline == ""
     assert "times as fast as PyTorch eager, layers of PyG" in Page(report.to_html()).text
 
 
@@ -242,8 +247,75 @@ def test_impossible_numbers_and_options_are_refused(parts):
     ):
         with pytest.raises(ConfigError, match=message):
             profile(model, sampler, F.cross_entropy, optimizer, graph.train_idx, BATCH, **options)
-    with pytest.raises(ConfigError, match="no seeds to profile with"):
-        profile(model, sampler, F.cross_entropy, optimizer, graph.train_idx[:0], BATCH)
+
+
+@pytest.fixture
+def small():
+    """(model, sampler, optimizer, graph): a profile of it takes little."""
+    graph = planted_graph(nodes=400)
+    model = joestar.nn.GraphSAGE(FEATURES, 4, 2, CLASSES)
+    return model, joestar.NeighborSampler(graph, [2, 2]), torch.optim.SGD(model.parameters(), 0.1), graph
+
+
+def test_seeds_and_sizes_are_those_that_an_epoch_takes(small):
+    """A mask was taken for the ids 0 and 1; arrays, lists and NumPy's numbers were errors of Python's."""
+    model, sampler, optimizer, graph = small
+    take = functools.partial(profile, model, sampler, F.cross_entropy, optimizer, ablation=False, backend="eager")
+    few, one = torch.arange(60), {"steps": np.int64(1), "warm_up": np.int32(0)}
+    for seeds in (few.numpy(), few.tolist(), few.int()):
+        found = take(seeds, np.int64(30), **one)
+        assert (found.profile.epoch_steps, found.profile.steps, found.programs[0].batch) == (2, 1, 30)
+    mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    for seeds, words in (
+        (mask, "seeds is a mask"), (few.float(), "must be int64 or int32"), (few[:0], "seeds is empty"),
+        (few.view(2, 30), "must be one-dimensional"), ([graph.num_nodes], "is not a node"), (None, "seeds is None"),
+    ):  # fmt: skip
+        with pytest.raises(SeedError, match=words):
+            take(seeds, 30, **one)
+
+
+class _Kept(torch.nn.Module):
+    """A loss that keeps its running mean, in a buffer and beside it."""
+
+    def __init__(self, *beside):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.scale, self.beside = torch.nn.Parameter(torch.ones(())), beside
+
+    def forward(self, out, y):
+        loss = F.cross_entropy(out * self.scale, y)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss
+
+
+def test_a_loss_is_not_changed(small):
+    """Neither what it writes nor the gradients of what it reads, in any stage, nor in plain PyTorch."""
+    model, sampler, *_ = small
+    whole, lone, uncopied, count = copy.deepcopy(model), _Kept(), _Kept(threading.Lock()), torch.zeros(())
+    whole.criterion = _Kept()
+    weight = torch.ones((), requires_grad=True)
+    weight.grad = given = torch.full((), 7.0)
+
+    def closing(out, y):
+        count.add_(1)
+        return F.cross_entropy(out * weight, y) + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    modules = model, whole, lone, uncopied
+    before = copy.deepcopy([module.state_dict() for module in modules])
+    cases = {"part": (whole, whole.criterion), "module": (model, lone), "method": (model, lone.forward),
+             "uncopied": (model, uncopied), "function": (model, closing)}  # fmt: skip
+    for name, (trained, loss) in cases.items():
+        ablation, optimizer = name in ("module", "function"), torch.optim.SGD(trained.parameters(), 0.1)
+        with cheaper(real) if name == "function" else contextlib.nullcontext():  # another trace of it would write
+            report = profile(
+                trained, sampler, loss, optimizer, torch.arange(40), 20, steps=1, warm_up=0, backend="eager",
+                ablation=ablation,
+            )  # fmt: skip
+        assert len(report.profile.baselines) == ablation
+        for was, module in zip(before, modules, strict=True):
+            assert all(torch.equal(value, was[key]) for key, value in module.state_dict().items()), name
+            assert all(p.grad is None for p in module.parameters()), name
+        assert (count.item(), weight.grad is given, given.item()) == (0, True, 7), name
 
 
 def test_copy_bandwidth_is_of_this_machine():
