@@ -1,15 +1,17 @@
 """Sampled structure: columns of a graph before compaction, and bipartite blocks after it."""
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from joestar.errors import CaptureError, GraphError, SamplerError
 from joestar.graph_api.computation import Computation
-from joestar.graph_api.gathered import Gathered
+from joestar.graph_api.gathered import Gathered, carry, rows_of
 from joestar.graph_api.reversed import Reversed
 from joestar.ops.padding.rows_at import rows_at
+from joestar.torch_private import statically_known_true
 
 
 class Block(Computation):
@@ -21,7 +23,7 @@ class Block(Computation):
         srcs, dsts: nodes of the graph, ``[num_src]`` and ``[num_dst]``.
         graph: the graph that was sampled.
         edata, srcdata, dstdata: the graph's tensors for the block's edges, sources and destinations, gathered when
-            first read; tensors of one's own can be added.
+            first read; tensors of one's own can be added, and go along with what is made of the block.
     """
 
     def __init__(self, indptr: Tensor, indices: Tensor, srcs: Tensor, dsts: Tensor, graph, eids=None):
@@ -63,23 +65,23 @@ class Block(Computation):
     @property
     def edata(self) -> Gathered:
         """Edge tensors ``[num_edges, ...]``: ``block.edata["w"]`` is ``graph.edata["w"]`` of the block's edges."""
-        if "edge" not in self._frames:
-            self._frames["edge"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.indices.shape[0])
-        return self._frames["edge"]
+        if "edata" not in self._frames:
+            self._frames["edata"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.indices.shape[0])
+        return self._frames["edata"]
 
     @property
     def srcdata(self) -> Gathered:
         """Node tensors of the sources, ``[num_src, ...]``."""
-        if "src" not in self._frames:
-            self._frames["src"] = Gathered("srcdata", self.graph.ndata, lambda: self.srcs, self.num_src)
-        return self._frames["src"]
+        if "srcdata" not in self._frames:
+            self._frames["srcdata"] = Gathered("srcdata", self.graph.ndata, lambda: self.srcs, self.num_src)
+        return self._frames["srcdata"]
 
     @property
     def dstdata(self) -> Gathered:
         """Node tensors of the destinations, ``[num_dst, ...]``."""
-        if "dst" not in self._frames:
-            self._frames["dst"] = Gathered("dstdata", self.graph.ndata, lambda: self.dsts, self.num_dst)
-        return self._frames["dst"]
+        if "dstdata" not in self._frames:
+            self._frames["dstdata"] = Gathered("dstdata", self.graph.ndata, lambda: self.dsts, self.num_dst)
+        return self._frames["dstdata"]
 
     @property
     def num_src(self) -> int:
@@ -109,7 +111,8 @@ class Block(Computation):
         """The block with exactly one self-loop per destination, at the end of its row.
 
         A loop is an edge between equal nodes: where the same seed stands twice, the second row's loop points to the
-        first one's source, and is found as well. Loops have no edge data, so the new block has none.
+        first one's source, and is found as well. Loops have no edge data, so the new block has none but what is set in
+        its own ``edata``: to read others is an error, also those that were set in this block's. Node data are kept.
         """
         row = torch.ops.joestar.edge_dst(self.indptr, self.indices.shape[0], self.indices)
         same = torch.index_select(self.srcs, 0, self.indices) == torch.index_select(self.dsts, 0, row)
@@ -120,16 +123,35 @@ class Block(Computation):
             indices = indices[: int(indptr[-1])]
         looped = Block(indptr, indices, self.srcs, self.dsts, self.graph)
         looped._looped = True
-        return looped
+        return carry(self, looped, _no_value_of_loops)
 
     def keep_edges(self, kept: Tensor) -> "Block":
         """The block with those edges for which ``kept``, bool ``[num_edges]``, is true; nodes stay what they are.
 
-        Makes a set of its own, like a sample: call it in a sampler, not in a model. Edge data are carried over.
+        Makes a set of its own, like a sample: call it in a sampler, not in a model. Data are carried over, those of
+        one's own, too.
+
+        Raises:
+            GraphError: ``kept`` is no bool tensor, or not certainly of this block's edges.
         """
+        self._check_mask(kept)
         indptr, rest = self._positions(kept)
         eids = None if self._eids is None else lambda: rows_at(self.eids, rest)
-        return Block(indptr, rows_at(self.indices, rest), self.srcs, self.dsts, self.graph, eids)
+        made = Block(indptr, rows_at(self.indices, rest), self.srcs, self.dsts, self.graph, eids)
+        return carry(self, made, rows_of(rest))
+
+    def _check_mask(self, kept) -> None:
+        wanted = "keep_edges needs a bool tensor with one value per edge of the block"
+        how = "Compute it on the block: block.edata[...], block.apply_edges(...)."
+        if not isinstance(kept, Tensor):
+            raise GraphError(f"{wanted}; got {type(kept).__name__}. {how}")
+        if kept.dtype is not torch.bool:
+            raise GraphError(f"{wanted}; got {kept.dtype}. {how}")
+        if kept.dim() == 1 and statically_known_true(kept.shape[0] == self.indices.shape[0]):
+            return
+        if torch.compiler.is_compiling():  # sizes are stand-ins
+            raise GraphError(f"{wanted}; got one of another set, which may have as many in one batch only. {how}")
+        raise GraphError(f"{wanted}, [{self.indices.shape[0]}]; got {list(kept.shape)}. {how}")
 
     def _positions(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         """(offsets, positions among the block's edges) of the edges that are kept."""
@@ -153,12 +175,22 @@ class Block(Computation):
         return Reversed(self)
 
     def graph_degrees(self, side: str) -> Tensor:
-        """In-degrees in the whole graph of the ``"src"`` or ``"dst"`` nodes, int64."""
+        """In-degrees in the whole graph of the ``"src"`` or ``"dst"`` nodes, int64; ``GraphError`` for other sides."""
+        if side not in ("src", "dst"):
+            raise GraphError(f'graph_degrees: side must be "src" or "dst"; got {side!r}.')
         ids = self.srcs if side == "src" else self.dsts
         return self.graph.whole_degrees_of(ids)
 
     def __repr__(self) -> str:
         return f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
+
+
+def _no_value_of_loops(key: str, value: Callable[[], Tensor]) -> Tensor:
+    raise GraphError(
+        f"edata[{key!r}] was set before add_self_loops, and the loops that were added have no value. Compute with it "
+        f"without them, block.pull(fn.u_mul_e(x, block.edata[{key!r}]), 'sum'), and add x[: block.num_dst] for the "
+        "loops; or set one value per edge in the new block."
+    )
 
 
 def check_blocks(blocks, name: str, seeds: Tensor | None = None) -> None:

@@ -1,16 +1,18 @@
 """Slices of a graph, from which samples are drawn: ``graph[:, dsts]``, ``graph[srcs, dsts]`` (thesis table 5.3)."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joestar.errors import GraphError, SamplerError
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
-from joestar.graph_api.gathered import Gathered
+from joestar.graph_api.gathered import Gathered, Move, carry, rows_of, same_rows
 from joestar.graph_api.probs import edge_weight, node_weight
 from joestar.graph_api.reversed import Reversed
 from joestar.graph_api.validate import check_nodes
 from joestar.ops.padding.rows_at import rows_at
+from joestar.torch_private import statically_known_true
 from joestar.whole_numbers import plain
 
 
@@ -93,16 +95,16 @@ class Columns(Computation):
     @property
     def dstdata(self) -> Gathered:
         """Node tensors of the destinations, gathered on first read."""
-        if "dst" not in self._frames:
-            self._frames["dst"] = Gathered("dstdata", self.graph.ndata, lambda: self.dsts, self.num_dst)
-        return self._frames["dst"]
+        if "dstdata" not in self._frames:
+            self._frames["dstdata"] = Gathered("dstdata", self.graph.ndata, lambda: self.dsts, self.num_dst)
+        return self._frames["dstdata"]
 
     @property
     def edata(self) -> Gathered:
-        """Edge tensors of the slice, gathered on first read."""
-        if "edge" not in self._frames:
-            self._frames["edge"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.num_edges)
-        return self._frames["edge"]
+        """Edge tensors of the slice, gathered on first read; what is set goes along with the picks."""
+        if "edata" not in self._frames:
+            self._frames["edata"] = Gathered("edata", self.graph.edata, lambda: self.eids, self.num_edges)
+        return self._frames["edata"]
 
     def __getitem__(self, key) -> "Columns":
         """``columns[srcs, :]``: the edges from ``srcs``, ids ``[n]`` in any order, to the same destinations."""
@@ -118,7 +120,7 @@ class Columns(Computation):
         new_indptr, kept, _ = torch.ops.joestar.slice_rows(indptr, indices, self.dsts, srcs, count, size)
         context.record(kept.shape[0])
         structure = new_indptr, rows_at(indices, kept), lambda: rows_at(self.eids, kept)
-        return Columns(self.graph, self.dsts, structure, whole=False)
+        return carry(self, Columns(self.graph, self.dsts, structure, whole=False), rows_of(kept))
 
     def reverse(self) -> Reversed:
         """The structure with its edges turned around, to compute on: ``reverse().pull`` aggregates at the sources."""
@@ -150,7 +152,7 @@ class Columns(Computation):
                 whole graph are looked at once, computed ones never: there, negative and NaN count as 0), or given
                 more than once.
         """
-        k = plain(k)
+        k = _number(k, "individual_sample")
         if isinstance(k, bool) or not isinstance(k, int) or k == 0 or k < -1:
             raise SamplerError(f"individual_sample: k must be a positive integer, or -1 for every edge; got {k!r}.")
         weight = edge_weight(self, probs, edge_probs, slice_probs)
@@ -158,7 +160,13 @@ class Columns(Computation):
             return self._weighted(k, *weight, replace)
         if k == -1:
             return self.compact()
-        return self._uniform(k, replace) if self.whole else self._uniform_of_part(k, replace)
+        direct = self.whole and not self._has_values
+        return self._uniform(k, replace) if direct else self._uniform_of_part(k, replace)
+
+    @property
+    def _has_values(self) -> bool:
+        """Whether edges have values of the slice's own: picks are then found again by their places in it."""
+        return "edata" in self._frames and bool(self._frames["edata"].own)
 
     def _uniform(self, k: int, replace: bool) -> Block:
         graph, context, ops = self.graph, self.graph.context, torch.ops.joestar
@@ -194,7 +202,7 @@ class Columns(Computation):
         return {} if self.graph.ids is None else {"node_ids": self.graph.ids}
 
     def _uniform_of_part(self, k: int, replace: bool) -> Block:
-        """Picks positions within the slice: its edges are not those that ``sample_eids`` could find again."""
+        """Picks positions within the slice: ``sample_eids`` could not find them again, or values go along with them."""
         context = self.graph.context
         size, site = context.next_size("sample"), context.next_site()
         positions = torch.arange(self.num_edges, device=self.indptr.device)
@@ -203,11 +211,12 @@ class Columns(Computation):
         )
         context.record(picked.shape[0])
         picked = torch.ops.joestar.mask_rows(picked, count, 0, 0)  # padding holds a node's id, not a position
-        return self._compacted(indptr, rows_at(self.indices, picked), lambda: rows_at(self.eids, picked))
+        move = rows_of(picked)
+        return self._compacted(indptr, rows_at(self.indices, picked), lambda: rows_at(self.eids, picked), move)
 
     def _weighted(self, k: int, weight: Tensor, of_graph: bool, replace: bool) -> Block:
         graph = self.graph
-        direct = of_graph and self.whole  # straight from the graph, without the slice in between
+        direct = of_graph and self.whole and not self._has_values  # without the slice in between
         if direct:
             indptr, indices = graph.indptr, graph.indices
         else:
@@ -220,7 +229,9 @@ class Columns(Computation):
             **self._hashed(),
         )  # fmt: skip
         context.record(picked.shape[0])
-        return self._compacted(sub, rows_at(indices, picked), lambda: picked if direct else rows_at(self.eids, picked))
+        return self._compacted(
+            sub, rows_at(indices, picked), lambda: picked if direct else rows_at(self.eids, picked), rows_of(picked)
+        )
 
     def collective_sample(self, k: int, node_probs: Tensor | str | None = None) -> Block:
         """Samples up to ``k`` of the sources of this slice together and keeps the edges from them (layer-wise).
@@ -236,7 +247,7 @@ class Columns(Computation):
         Raises:
             SamplerError: as ``individual_sample``.
         """
-        k = plain(k)
+        k = _number(k, "collective_sample")
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise SamplerError(f"collective_sample: k must be a positive integer; got {k!r}.")
         graph, context = self.graph, self.graph.context
@@ -252,7 +263,8 @@ class Columns(Computation):
         indptr, indices, eids = self._slice()
         return self._compacted(indptr, indices, eids)
 
-    def _compacted(self, indptr: Tensor, indices: Tensor, eids) -> Block:
+    def _compacted(self, indptr: Tensor, indices: Tensor, eids, move: Move = same_rows) -> Block:
+        """``move``: from values of the slice's edges to those of the block's."""
         context = self.graph.context
         size = context.next_size("compact")
         srcs, local, _ = torch.ops.joestar.compact(
@@ -261,10 +273,31 @@ class Columns(Computation):
         context.record(srcs.shape[0])
         block = Block(indptr, local, srcs, self.dsts, self.graph, eids)
         context.note(block)
-        return block
+        return carry(self, block, move)
 
     def __repr__(self) -> str:
         return f"Columns(num_dst={self.num_dst} of {self.graph!r})"
+
+
+def _number(k, call: str):
+    """``k`` as Python's number, if it is a whole one.
+
+    Raises:
+        SamplerError: while traced, for NumPy's and PyTorch's, which are data there, of any value.
+    """
+    k = plain(k)
+    data = isinstance(k, (Tensor, np.ndarray, np.generic))
+    if torch.compiler.is_compiling() and (data or (isinstance(k, int) and not _is_known(k))):
+        raise SamplerError(
+            f"{call}: k is a number of NumPy's or PyTorch's, or computed from one, which nobody knows while the "
+            "sampler is traced. Make it one of Python's in the sampler's __init__: self.k = int(k), self.fanouts = "
+            "fanouts.tolist()."
+        )
+    return k
+
+
+def _is_known(k: int) -> bool:
+    return statically_known_true(k > 0) or statically_known_true(k <= 0)
 
 
 def _is_all(key) -> bool:

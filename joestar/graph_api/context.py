@@ -1,6 +1,9 @@
 """What a sampling program draws from: the random key, the numbering of its call sites, and the sizes of its sets."""
 
+import torch
 from torch import Tensor
+
+from joestar.errors import CaptureError
 
 EXACT = -1
 """Asks an op to allocate exactly what it needs (eager execution only)."""
@@ -37,11 +40,21 @@ class SamplingContext:
         return site
 
     def next_size(self, label: str):
-        """Bound of the next set, or ``EXACT``."""
+        """Bound of the next set, or ``EXACT``.
+
+        Raises:
+            CaptureError: while traced, without sizes: the set is not one of the step's.
+        """
         position = self.position
         self.position = position + 1
         self.labels.append(label)
         if self.sizes is None:
+            if torch.compiler.is_compiling():
+                raise CaptureError(
+                    "a graph is sampled here that has neither the key nor the sizes of the step. Draw from the graph "
+                    "that sample(graph, seeds) is given, not from self.graph; from another graph as "
+                    "other.with_context(graph.context)."
+                )
             return EXACT
         if position >= len(self.sizes):
             raise IndexError(

@@ -62,9 +62,12 @@ def _constant_edges(graph, probs: Tensor, name: str = "probs") -> Tensor:
 
 def _slice_edges(columns, probs: Tensor) -> Tensor:
     if not statically_known_true(probs.shape[0] == columns.num_edges):
+        came = f"slice_probs has {probs.shape[0]} entries and the slice {columns.num_edges} edges"
+        if torch.compiler.is_compiling():  # sizes are stand-ins
+            came = "slice_probs has the entries of another set, an equal slice perhaps, but another one"
         raise SamplerError(
-            f"slice_probs has {probs.shape[0]} entries and the slice {columns.num_edges} edges: compute it on the very "
-            "slice that is sampled (columns.edata, columns.apply_edges). Weights of the graph's edges are edge_probs."
+            f"{came}: compute it on the very slice that is sampled (columns = graph[:, dsts]; columns.edata, "
+            "columns.apply_edges). Weights of the graph's edges are edge_probs."
         )
     return probs.detach().to(torch.float32)
 

@@ -1,8 +1,12 @@
 """The union of a sample's hops: one graph over all of its nodes, for models that take ``(x, edge_index)``."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from joestar.errors import SamplerError
 from joestar.graph_api.block import Block
 
 
@@ -45,12 +49,50 @@ class Subgraph(Block):
         size = indices.shape[0] if context.sizes is None else size
         known = all(hop._eids is not None for hop in hops)
 
+        def merged(values: list[Tensor]) -> Tensor:
+            return merge(indptrs, values, nodes, starts, size)[1]
+
         def eids() -> Tensor:
-            return merge(indptrs, [hop.eids for hop in hops], nodes, starts, size)[1]
+            return merged([hop.eids for hop in hops])
 
         made = cls(indptr, indices, nodes, graph, eids if known else None, hops[0].num_dst)
+        made._take_edges(blocks, merged)
+        made._take_nodes(blocks)
         made._loop_free = made._without_loops()
         return made
+
+    def _take_edges(self, blocks: list[Block], merged: Callable[[list[Tensor]], Tensor]) -> None:
+        """What hops have of their own per edge, for every edge from the hop it is of; an error where one has none."""
+        hops = blocks[::-1]
+
+        def value_of(key: str) -> Tensor:
+            for position, block in enumerate(blocks):
+                if key not in block.edata.own and (key not in block.edata or block._eids is None):
+                    raise SamplerError(
+                        f"the sampler sets edata[{key!r}] in some blocks, and block {position} of {len(blocks)} has no "
+                        "such values: a model of (x, edge_index) is given one for every edge of the sample. Set them "
+                        "in every block."
+                    )
+            values = [hop.edata[key] for hop in hops]
+            like = values[0]
+            if any(value.dtype != like.dtype or value.shape[1:] != like.shape[1:] for value in values):
+                kinds = ", ".join(f"{value.dtype} {['num_edges', *value.shape[1:]]}" for value in values[::-1])
+                raise SamplerError(f"edata[{key!r}] differs in dtype or width from block to block: {kinds}.")
+            hop_of = merged([torch.full_like(hop.indices, number) for number, hop in enumerate(hops)])
+            place = merged([torch.arange(hop.indices.shape[0], device=hop.indices.device) for hop in hops])
+            return _by_hop(values, hop_of, place)
+
+        for key in dict.fromkeys(key for block in blocks for key in block.edata.own):
+            self.edata.own[key] = partial(value_of, key)
+
+    def _take_nodes(self, blocks: list[Block]) -> None:
+        """What the outermost hop has of its own per source, which are all nodes; what others have is an error."""
+        frames = [(f"block {i}.{frame.name}", frame) for i, b in enumerate(blocks) for frame in (b.srcdata, b.dstdata)]
+        (_, outermost), *others = frames
+        for key in dict.fromkeys(key for _, frame in frames for key in frame.own):
+            where = [name for name, frame in others if key in frame.own]
+            given = partial(_only_outermost, key, where[0]) if where else outermost.own[key]
+            self.srcdata.own[key] = self.dstdata.own[key] = given
 
     def _without_loops(self) -> "LocalEdges":
         indptr, rest = self._positions(self.indices != self._ends("v"))
@@ -86,6 +128,24 @@ class Subgraph(Block):
 
     def __repr__(self) -> str:
         return f"Subgraph(num_nodes={self.num_src}, num_edges={self.num_edges}, num_seeds={self.num_seeds})"
+
+
+def _by_hop(values: list[Tensor], hop_of: Tensor, place: Tensor) -> Tensor:
+    """``values[hop_of[e]][place[e]]`` for every edge ``e``, ``[num_edges, ...]``."""
+    result = None
+    for number, value in enumerate(values):
+        here = hop_of == number
+        rows = torch.ops.joestar.rows_at(value, torch.where(here, place, 0))
+        here = here.reshape(-1, *[1] * (value.dim() - 1))
+        result = rows if result is None else torch.where(here, rows, result)
+    return result
+
+
+def _only_outermost(key: str, where: str) -> Tensor:
+    raise SamplerError(
+        f"the sampler sets {where}[{key!r}], and a model of (x, edge_index) is given rows of all nodes of the sample "
+        f"at once: set srcdata[{key!r}] of block 0, whose sources they are, and of no other block."
+    )
 
 
 class LocalEdges:

@@ -1,6 +1,8 @@
 """One captured program: what is traced of sampling, model and loss, and what the passes make of it."""
 
 import copy
+import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -179,7 +181,7 @@ class TracedProgram:
         tables = getattr(self.sampler, "history_tables", None)
         known = known_inputs(self.graph, self.model) | history_inputs(tables)
         captured = capture(
-            program, seeds, labels, origin=origin, sampling=type(self.sampler).sample, known=known,
+            program, seeds, labels, origin=origin, sampling=_function(self.sampler.sample), known=known,
             autocast=self.options.autocast,
         )  # fmt: skip
         causes.check_rows_are_there(captured.gm, captured.roles, origin)
@@ -313,3 +315,12 @@ class TracedProgram:
         Without the backend gradients are PyTorch's own."""
         some = self.options.backend != "eager" and self.kind != "predict" and torch.is_grad_enabled()
         return Gates(self.reach) if some and self.reach.differs else None
+
+
+def _function(call: Callable) -> Callable | None:
+    """The function of Python behind a method, a partial call, a decorator or an object that is called, if any."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    call = call if hasattr(call, "__code__") else type(call).__call__
+    call = inspect.unwrap(getattr(call, "__func__", call))
+    return call if hasattr(call, "__code__") else None
