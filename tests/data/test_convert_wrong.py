@@ -150,9 +150,10 @@ def test_no_filter_of_warnings_is_touched(tmp_path, monkeypatch):
         raise AssertionError("filters of warnings are not for threads")
 
     write_csv(tmp_path / "node-label.csv.gz", ["1.5", "2"])
-    for name in ("catch_warnings", "simplefilter", "filterwarnings"):
-        monkeypatch.setattr(warnings, name, touched)
-    pairs = text_blocks.columns_of(text_blocks.Block(b"0 1\n2 3\n", 0, 0), tmp_path, 2, [0, 1], " ", np.int64)
-    labels = read_table(tmp_path / "node-label.csv.gz", np.float64)
-    monkeypatch.undo()
+    block = text_blocks.Block(b"0 1\n2 3\n", 0, 0)
+    with monkeypatch.context() as patched:
+        for name in ("catch_warnings", "simplefilter", "filterwarnings"):
+            patched.setattr(warnings, name, touched)
+        pairs = text_blocks.columns_of(block, tmp_path, 2, [0, 1], " ", np.int64)
+        labels = read_table(tmp_path / "node-label.csv.gz", np.float64)
     assert [side.tolist() for side in pairs] == [[0, 2], [1, 3]] and labels.tolist() == [[1.5], [2.0]]
