@@ -33,6 +33,7 @@ from joestar.lowering.small_sets import questions
 from joestar.lowering.traced_layers import traced_layers
 from joestar.lowering.traced_losses import traced_losses
 from joestar.lowering.traced_norms import traced_norms
+from joestar.lowering.written_out import settle_out
 from joestar.pyg import SubgraphSampler, substituted
 from joestar.torch_private import (
     DeviceContext,
@@ -263,8 +264,10 @@ def normalise(gm: fx.GraphModule, autocast: torch.dtype | None = None, short: Co
     mode = detect_fake_mode([value for value in given if isinstance(value, Tensor)])
     with mode, fx_traceback.preserve_node_meta():
         traced = recorded(Retrace(gm, autocast).run, given, short)
+        settle_out(traced)
         if _writes_to(traced, short):  # what is written is rounded to its dtype, and read so
             traced = recorded(Retrace(gm, autocast).run, given)
+            settle_out(traced)
     for old, new in zip(placeholders, traced.graph.find_nodes(op="placeholder"), strict=True):
         new.meta["dynamo_name"] = old.name
     wanted = [enabled and isinstance(value, Tensor) and value.requires_grad for value in given]

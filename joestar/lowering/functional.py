@@ -198,9 +198,10 @@ def _copy_before_writes(gm: fx.GraphModule) -> None:
         aten.mul_(ema, 0.9)                      h = aten.linear(x, c)
                                                  aten.mul_(ema, 0.9)
 
-    Views that are read after the write see the new values, and stay.
+    Views that are read after the write see the new values, and stay; what reads them before reads a copy of them.
     """
     nodes = list(gm.graph.nodes)
+    place = {node: position for position, node in enumerate(nodes)}
     start = next(node for node in nodes if node.op != "placeholder")
     writes: dict[fx.Node, list[fx.Node]] = {}
     copies = set()
@@ -209,11 +210,10 @@ def _copy_before_writes(gm: fx.GraphModule) -> None:
         if written is None or written.op != "placeholder":
             continue
         later, before = {write, *nodes[position + 1 :]}, writes.setdefault(written, [])
-        for alias in (written, *before):
-            readers = [user for user in alias.users if user not in later | copies and not _writes_or_lives(user, later)]
-            if not readers:
-                continue
-            with gm.graph.inserting_after(before[-1]) if before else gm.graph.inserting_before(start):
+        for alias, readers in _read_before((written, *before), later, copies):
+            behind = max([alias, *before], key=place.__getitem__)
+            first = behind.op == "placeholder"
+            with gm.graph.inserting_before(start) if first else gm.graph.inserting_after(behind):
                 copied = gm.graph.call_function(aten.clone.default, (alias,))
             copied.meta = dict(alias.meta)
             copies.add(copied)
@@ -222,9 +222,17 @@ def _copy_before_writes(gm: fx.GraphModule) -> None:
         before.append(write)
 
 
-def _writes_or_lives(user: fx.Node, later: set[fx.Node]) -> bool:
-    """Whether a reader writes to what it reads, or is a view that one of the nodes reads."""
-    return is_in_place(user) or _lives_on(user, later)
+def _read_before(aliases: tuple[fx.Node, ...], later: set[fx.Node], copies: set[fx.Node]):
+    """Yields tensors that share the memory of some, and what reads them in front of the nodes ``later`` alone."""
+    waiting = list(aliases)
+    while waiting:
+        alias = waiting.pop()
+        users = [user for user in alias.users if user not in later | copies and not is_in_place(user)]
+        views = users if not isinstance(alias.meta.get("val"), Tensor) else [u for u in users if _lives_on(u, later)]
+        readers = [user for user in users if user not in views]
+        waiting += views
+        if readers:
+            yield alias, readers
 
 
 def _lives_on(view: fx.Node, later: set[fx.Node]) -> bool:

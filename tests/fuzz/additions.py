@@ -230,8 +230,9 @@ STEEP = (
     '{own}({h}[: {b}.num_dst]) + {b}.pull(fn.copy_e({own}({e} * {e}.mean(0).sigmoid()).tanh()), "sum")',
     '{own}({z}) + {b}.pull(fn.copy_e({own}({e} / ({e} - {e}.mean(0)).square().mean().sqrt())), "mean")',
 )
-"""A softmax over all edges, which may be none, and moments of them that meet their rows; masks of minus infinities among destinations, every row's own place
-aside; a maximum that begins with one; what padded rows alone are filled with; rows written under a mask."""
+"""A softmax over all edges, which may be none, and moments of them; masks of minus infinities among destinations,
+ every row's own place aside; a maximum that begins with one; what padded rows alone are filled with; rows
+written under a mask."""
 
 
 def steep(code: Code, h: Rows, hop: Hop) -> Rows:

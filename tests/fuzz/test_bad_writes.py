@@ -90,9 +90,18 @@ def view_of_the_block(m, b, h):
     return b.graph.cache * 2
 
 
+def written_out(m, b, h):
+    z = F.linear(h, m.table[:8], m.average)
+    torch.add(m.average, 1, out=m.average)
+    first = h.tanh() + m.average
+    torch.mean(h.detach(), 0, out=m.average)
+    return z + first + m.average
+
+
 CORRECT = [
     features, features_read_again, edge_data, gathered_data, block_sources, block_indices, block_offsets, given_rows,
     averaged_weight, read_between_writes, history, without_gradient, view_of_the_block,
+    written_out,
 ]  # fmt: skip
 
 
@@ -109,8 +118,19 @@ def one_row(m, b, h):
     return h + before * 0.5 + m.table.sum(0)
 
 
-def test_what_is_read_before_and_after_a_row_is_written():
-    assert worlds_apart(("exact",), operation=one_row) == {"exact": []}
+def view_read_before_and_after(m, b, h):
+    row, (first, *_) = m.table[3], m.table.split(2)
+    weight = m.table[:8].clone()
+    z = F.linear(h, weight, row) + first[0]
+    m.table.mul_(1.5)
+    y = F.linear(h, weight, row)
+    m.table.add_(0.1)
+    return z + y + row + first[1]
+
+
+@pytest.mark.parametrize("operation", [one_row, view_read_before_and_after], ids=lambda operation: operation.__name__)
+def test_what_is_read_before_and_after_a_write(operation):
+    assert worlds_apart(("exact",), operation=operation) == {"exact": []}
 
 
 def seeds_changed(m, b, h):

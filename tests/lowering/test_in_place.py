@@ -164,6 +164,23 @@ def test_views_are_refused(operation):
     assert "x = x + y instead of x[...] += y" in str(caught.value)
 
 
+def several(m, b, h):
+    with torch.no_grad():
+        torch._foreach_lerp_([m.one], [m.one * 2], 0.5)
+    return h * m.one
+
+
+def of_another_dtype(m, b, h):
+    torch.sum(h.detach().float(), 0, out=m.one)
+    return h * m.one
+
+
+@pytest.mark.parametrize("operation", [several, of_another_dtype])
+def test_writes_to_what_is_no_first_operand_are_refused(operation):
+    with pytest.raises(CaptureError, match=r"(?s)test_in_place\.py.* writes to several tensors, or .*tensor.copy_"):
+        Case(Rows(operation, one=torch.ones(WIDTH))).trace()
+
+
 def test_data_is_refused():
     with raises(CaptureError, "hidden from the trace"):
         Case(Rows(changed(lambda b, h: h.data.mul_(2)))).trace()
