@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from joestar import fn
 from joestar.errors import CaptureError
 from joestar.lowering.functional import is_in_place
 
-from .harness import WIDTH, Case, Heads, Rows, check_rows, raises
+from .harness import BATCHES, NUM_CLASSES, NUM_FEATURES, WIDTH, Case, Heads, Rows, check_rows, raises, same
 
 
 def changed(*steps):
@@ -179,6 +180,28 @@ def of_another_dtype(m, b, h):
 def test_writes_to_what_is_no_first_operand_are_refused(operation):
     with pytest.raises(CaptureError, match=r"(?s)test_in_place\.py.* writes to several tensors, or .*tensor.copy_"):
         Case(Rows(operation, one=torch.ones(WIDTH))).trace()
+
+
+class Late(nn.Module):
+    """A pass moves the bias, which is a view of a buffer, behind the aggregation."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(NUM_FEATURES, WIDTH, bias=False), nn.Linear(WIDTH, NUM_CLASSES)
+        self.register_buffer("stats", torch.ones(2, WIDTH))
+
+    def forward(self, blocks, x):
+        mean = self.stats[0]
+        h = F.linear(x, self.first.weight, mean)
+        self.stats.mul_(1.5)
+        return self.last(blocks[0].pull(fn.copy_u(h), "mean") + mean)
+
+
+def test_a_view_of_a_buffer_is_read_as_it_was_before_a_write():
+    case = Case(Late())
+    for number, batch in enumerate(BATCHES):
+        seeds = case.seeds(batch)
+        same(case.exact(seeds, number), case.eager(seeds, number), 1e-12)
 
 
 def test_data_is_refused():
