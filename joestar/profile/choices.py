@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,19 +64,19 @@ def _read(path: Path) -> Pinned:
         content = json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"choices: {path} cannot be read ({error.strerror or error}). {again}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"choices: {path} is no JSON ({error}). {again}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise ConfigError(f"choices: {path} must be a file of format {FORMAT}; got {found!r}. {again}")
     slack = content.get("slack")
-    if slack is not None and not _is_slack(slack):
+    if slack is not None and not _is_amount(slack):
         raise ConfigError(f"choices: the slack in {path} must be a number of at least 0; got {slack!r}.")
     return Pinned(_checked(content.get("choices"), f"choices in {path}"), slack)
 
 
-def _is_slack(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+def _is_amount(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _checked(choices, name: str) -> dict[str, str]:
@@ -99,7 +100,7 @@ class Found:
 def cache_folder() -> Path:
     """Where results are stored."""
     folder = os.environ.get("JOESTAR_CACHE")
-    if folder is None:
+    if not folder:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
     return Path(folder) / "choices"
 
@@ -113,12 +114,25 @@ def recall(key: str) -> Found | None:
     """The stored result; ``None`` if there is none, or it is damaged or of another format."""
     try:
         content = json.loads((cache_folder() / f"{key}.json").read_text())
-        if content["format"] != FORMAT or not _is_slack(content["slack"]):
+        if content["format"] != FORMAT or not isinstance(content["candidates"], list):
             return None
         candidates = [CandidateRecord(**candidate) for candidate in content["candidates"]]
-        return Found(_checked(content["choices"], "choices"), content["slack"], candidates)
-    except (OSError, ValueError, TypeError, KeyError):
+        found = Found(_checked(content["choices"], "choices"), content["slack"], candidates)
+        return found if _can_be(found) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def _can_be(found: Found) -> bool:
+    """Whether it may be a result of the tuner's, in which what won is one of what was timed."""
+    won = [(each.choices, each.slack) for each in found.candidates if each.taken]
+    return all(map(_is_candidate, found.candidates)) and won == [(found.choices, found.slack)]
+
+
+def _is_candidate(record: CandidateRecord) -> bool:
+    _checked(record.choices, "choices")
+    timed = all(each is None or _is_amount(each) for each in (record.eager_ms, record.compiled_ms))
+    return timed and _is_amount(record.slack) and isinstance(record.taken, bool)
 
 
 def remember(key: str, found: Found, facts: Mapping) -> None:

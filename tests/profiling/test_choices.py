@@ -13,7 +13,9 @@ from joestar.errors import ConfigError
 from joestar.profile import choices
 from joestar.profile.choices import Found, Pinned, cache_folder, cache_key, pinned, recall, remember, save
 from joestar.profile.facts import graph_facts, program_hash
-from joestar.profile.ledger import CandidateRecord
+from joestar.profile.ledger import CandidateRecord, TuningRecord
+
+from . import full
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -113,6 +115,43 @@ def test_a_damaged_file_is_no_result(cache, text):
     assert recall(cache_key(FACTS)) == FOUND
 
 
+def _others(value):
+    """What may stand there in a damaged file."""
+    kinds = [None, True, -1, float("nan"), "x", [], [1], {}, {"order:a": 1}, 1e300, 10**400]
+    return [each for each in kinds if each != value and not (isinstance(value, dict) and each == {})]
+
+
+@pytest.mark.parametrize("where", ["found", "first", "winner"])
+def test_a_damaged_value_is_no_result_or_breaks_nothing(cache, where):
+    """It broke the step, or its report, later."""
+    remember(cache_key(FACTS), FOUND, FACTS)
+    path, report = cache / f"{cache_key(FACTS)}.json", full.report()
+    text, refused = path.read_text(), 0
+    for name in ("choices", "slack", "candidates", "eager_ms", "compiled_ms", "taken"):
+        for other in (None, True, -1, float("nan"), "x", [], [1], {"order:a": 1}, {"order:b": "x"}, 1e300, 10**400):
+            content = json.loads(text)
+            part = content if where == "found" else content["candidates"][where == "winner"]
+            if name not in part or part[name] == other:
+                continue
+            part[name] = other
+            path.write_text(json.dumps(content))
+            found = recall(cache_key(FACTS))
+            refused += found is None
+            if found is not None:
+                assert (found.choices, found.slack) == (FOUND.choices, FOUND.slack)
+                report.tuning = TuningRecord(found.candidates, 1.0, True, "key")
+                assert str(report) and report.to_html()
+    assert refused > 20
+
+
+def test_a_file_that_nests_too_deeply_is_no_result(cache, tmp_path):
+    cache.mkdir()
+    (cache / f"{cache_key(FACTS)}.json").write_text("[" * 100_000)
+    assert recall(cache_key(FACTS)) is None
+    with pytest.raises(ConfigError, match="is no JSON"):
+        pinned(cache / f"{cache_key(FACTS)}.json")
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(cache):
     cache.write_text("a file where the folder should be")
     remember("key", FOUND, FACTS)
@@ -122,7 +161,8 @@ def test_a_folder_that_cannot_be_written_is_no_error(cache):
 def test_writers_at_the_same_time_leave_one_whole_file(cache):
     def write(number: int) -> None:
         for _ in range(20):
-            remember("key", Found({"order:a": str(number)}, 0.0, []), FACTS)
+            won = CandidateRecord({"order:a": str(number)}, 0.0, 1.0, 1.0, True)
+            remember("key", Found(won.choices, won.slack, [won]), FACTS)
             assert recall("key") is not None
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
@@ -137,6 +177,8 @@ def test_writers_at_the_same_time_leave_one_whole_file(cache):
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("JOESTAR_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "joestar" / "choices"
+    monkeypatch.setenv("JOESTAR_CACHE", "")
     assert cache_folder() == tmp_path / "xdg" / "joestar" / "choices"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(choices.Path, "home", lambda: tmp_path)
