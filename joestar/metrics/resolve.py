@@ -98,7 +98,16 @@ class Metric:
         try:
             return float(value)
         except (TypeError, ValueError, RuntimeError) as error:  # of tensors of several entries
-            raise ConfigError(f"metric {self.name!r} gave a {type(value).__name__}: expected one number.") from error
+            raise ConfigError(
+                f"metric {self.name!r} gave {_said(value)}: expected one number. Give each score as a metric of its "
+                "own: metric={name: function or object, ...}."
+            ) from error
+
+
+def _said(value) -> str:
+    """What is no number, in words."""
+    keys = f" of {', '.join(map(repr, value))}" if isinstance(value, Mapping) and value else ""
+    return f"a {type(value).__name__}{keys}"
 
 
 def resolve(metric, mode: str | None = None, task: Task | str | None = None) -> Metric:

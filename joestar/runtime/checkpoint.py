@@ -162,6 +162,16 @@ class Checkpoints:
         what = f"Checkpoints.save in {self.folder}, {_moment(state)}"
         return Path(group.only_first(what, lambda: str(self.write(state, **more))))
 
+    def check(self, step) -> None:
+        """Raises ``ConfigError`` where ``save`` would for what is no tensor: before anything is trained."""
+        storable(self.extra, "Checkpoints.extra")
+        storable(step.optimizer.state_dict()["param_groups"], "a group of the optimizer: param_groups")
+        prepared = step.scorer.prepared
+        for what, module in (("model", step.model), ("loss", prepared and prepared.module)):
+            for name, value in ({} if module is None else module.state_dict()).items():
+                if not isinstance(value, Tensor):
+                    storable(value, f"the {what}'s state_dict()[{name!r}]")
+
     def occupied(self) -> contextlib.AbstractContextManager:
         """Within, no other process writes here; of several ranks, which call it together, the first one sees to that.
 

@@ -1,7 +1,6 @@
 """Epochs with validation, early stopping and the best parameters kept."""
 
 import contextlib
-import copy
 import math
 import sys
 import time
@@ -15,15 +14,15 @@ from joestar.distributed import is_first, world_size
 from joestar.distributed.division import seeds_per_rank
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.metrics import Metric, better
-from joestar.runtime.checkpoint import versioned
 from joestar.runtime.epochs import Epoch
 from joestar.runtime.features import not_finite
 from joestar.runtime.fit_asked import Settings, asked, check_asked
 from joestar.runtime.fit_calls import stops
-from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, line, named
+from joestar.runtime.fit_records import LOSS, EpochRecord, History, StepRecord, copied_weights, kept, line, named
 from joestar.runtime.interrupts import Terminated, Whole, terminable
 from joestar.runtime.loggers import loggers
 from joestar.runtime.schedules import advance, check_length, check_plateau, check_scheduler, take_over, when
+from joestar.runtime.scoring import check_averages
 from joestar.runtime.seeds import check_batch_size
 from joestar.whole_numbers import plain
 
@@ -42,8 +41,11 @@ class Fit:
         self.step, self.settings = step, settings
         self.train_idx, self.val_idx = step._seeds(train_idx), None if val_idx is None else step._seeds(val_idx).long()
         self.batch_size = check_batch_size(batch_size)
+        check_averages(step._update, settings.ema)
         if settings.scheduler is not None:
             check_scheduler(settings.scheduler, step.optimizer, settings.checkpoints is not None)
+        if settings.checkpoints is not None:
+            settings.checkpoints.check(step)
         self.history = step.history = History()
         self.losses: list[Tensor] = []
         self.logged: dict[str, list[Tensor]] = {}
@@ -149,7 +151,10 @@ class Fit:
             scorer = self.step.scorer
             like = torch.zeros((), dtype=torch.float32, device=scorer.graph.device)
             tensors = [like.expand(self.val_idx.numel(), *shape) for shape in program.shapes]
-            scorer.check(program.assembled(tensors), self.val_idx.to(scorer.graph.device), self.metrics)
+            outputs, idx = program.assembled(tensors), self.val_idx.to(scorer.graph.device)
+            metrics = scorer.check(outputs, idx, self.metrics)
+            if metrics is not None and not self.chosen:
+                self._choose({m.name: m for m in metrics})
 
     def _after_step(self, record: StepRecord, epoch) -> None:
         settings = self.settings
@@ -206,6 +211,7 @@ class Fit:
         if not monitored or epoch == 0 or better(value, history.best_val, history.mode):
             history.best_epoch, history.best_val = epoch, value if monitored else None
             history.best = step.weights(settings.ema) if monitored else None
+            history.best_loss = copied_weights(self.loss) if monitored and self.loss is not None else None
         self.late = settings.patience is not None and epoch - history.best_epoch >= settings.patience
         history.stopped_early = self.late or self.stop
         if settings.scheduler is not None and history.schedule == "epoch":
@@ -248,7 +254,7 @@ class Fit:
             "trained": self.trained or (self.epoch is not None and not self.epoch.running),
             "epoch": self.epoch.number if self.epoch is not None and self.epoch.running else None,
             "history": asdict(self.history) | {"stopped_early": self.late},
-            "best": self.history.best, "seconds": self.seconds,
+            "best": self.history.best, "best_loss": self.history.best_loss, "seconds": self.seconds,
             "losses": torch.stack(self.losses) if self.losses else None,
             "logged": {name: torch.stack(values) for name, values in self.logged.items()},
             "scheduler": None if settings.scheduler is None else settings.scheduler.state_dict(),
@@ -273,6 +279,7 @@ class Fit:
             CheckpointError: if it is of something else than a ``fit`` like this one.
         """
         settings = self.settings
+        self.loggers = loggers(settings.loggers, goes_on=True) if is_first() else []
         state = content.get("fit")
         if state is None:
             raise CheckpointError(
@@ -296,12 +303,9 @@ class Fit:
         else:  # what is monitored may not have been known yet: by default that is up to the first scores
             history |= {"metric": self.history.metric, "mode": self.history.mode}
         self.history = self.step.history = History(records, **history)
-        device, best = self.step.graph.device, state["best"]
-        if best is not None:
-            best = versioned(
-                {name: _on(value, device) for name, value in best.items()}, content["step"].get("versions")
-            )
-        self.history.best = best
+        device = self.step.graph.device
+        self.history.best = kept(state["best"], device, content["step"].get("versions"))
+        self.history.best_loss = kept(state.get("best_loss"), device, content["step"].get("loss_versions"))
         if self.history.stopped_early:  # by the patience of then
             behind = len(records) - 1 - self.history.best_epoch
             self.history.stopped_early = settings.patience is not None and behind >= settings.patience
@@ -309,6 +313,12 @@ class Fit:
         self.losses = [] if state["losses"] is None else list(state["losses"].to(device).unbind())
         logged = state.get("logged", {}).items()
         self.logged = {name: list(values.to(device).unbind()) for name, values in logged}
+
+    @property
+    def loss(self) -> torch.nn.Module | None:
+        """The loss, if it is a module of the user's, which may have buffers."""
+        prepared = self.step.scorer.prepared
+        return None if prepared is None else prepared.module
 
     @property
     def asked(self) -> dict:
@@ -319,8 +329,11 @@ class Fit:
         """Where things are, after an interrupt."""
         history = self.history
         where = f"in {path}" if path is not None else "in the model (checkpoints= would have written a file)"
-        if self.step.state_of_all and self.settings.checkpoints is not None:
-            paths = self.settings.checkpoints.paths()
+        checkpoints = self.settings.checkpoints
+        if not is_first() and checkpoints is not None:
+            where = f"in the model; checkpoints are written by rank 0, in {checkpoints.folder}"
+        if self.step.state_of_all and checkpoints is not None:
+            paths = checkpoints.paths()
             newest = f"the newest whole checkpoint is {paths[-1]}" if paths else "no checkpoint has been written yet"
             where = f"in the model alone; {newest}"
         text = f"fit was interrupted after {len(self.losses)} steps of epoch {len(history.records)}; "
@@ -329,11 +342,6 @@ class Fit:
             return text + "."
         best = f"epoch {history.best_epoch}, {history.metric} {history.best_val:.6g}"
         return f"{text}; the best parameters ({best}) are {'there, too' if path else 'in step.history.best'}."
-
-
-def _on(value, device: torch.device):
-    """A tensor there; what a module keeps beside tensors, as it is."""
-    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def fit(step, train_idx: Tensor, val_idx: Tensor | None, epochs: int, batch_size: int, settings: Settings) -> History:
@@ -371,6 +379,8 @@ def _trained(run: Fit, epochs: int) -> History:
         raise interrupt from error  # something on the way made another error of it
     if run.history.best is not None:
         step.model.load_state_dict(run.history.best)
+    if run.history.best_loss is not None:
+        run.loss.load_state_dict(run.history.best_loss)
     return run.history
 
 
@@ -383,10 +393,3 @@ def _epochs(run: Fit, epochs: int) -> None:
         run.save_together()
         if settings.on_epoch is not None and run.any_stops(stops(settings.on_epoch(record), "on_epoch")):
             history.stopped_early = True
-
-
-def copied_weights(model: torch.nn.Module, replaced: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """A copy of the model's state, with some of its tensors replaced."""
-    state = model.state_dict()  # with the versions of its modules
-    state.update(replaced or {})
-    return copy.deepcopy(state)

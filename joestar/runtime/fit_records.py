@@ -1,8 +1,12 @@
-"""What ``fit`` tells of its epochs and steps."""
+"""What ``fit`` tells of its epochs and steps, and keeps of the best."""
 
+import copy
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+from joestar.runtime.checkpoint import versioned
 
 LOSS = "train_loss"
 """What is monitored without validation nodes, or by that name."""
@@ -50,6 +54,7 @@ class History:
     Attributes:
         best_val: its score; metric, mode: what decides; schedule: whether the scheduler stepped per ``step`` or
             ``epoch``; stopped_early: by patience or by a callback.
+        best, best_loss: the model's ``state_dict()`` then, and that of a loss that is a module, or ``None``.
     """
 
     records: list[EpochRecord] = field(default_factory=list)
@@ -62,6 +67,7 @@ class History:
 
     def __post_init__(self):
         self.best: dict | None = None
+        self.best_loss: dict | None = None
 
 
 def named(record: EpochRecord) -> dict[str, float]:
@@ -77,3 +83,18 @@ def line(record: EpochRecord, history: History, epochs: int) -> str:
     parts += [f"{name} {value:.4f}" for name, value in (record.logged | record.scores).items()]
     mark = "  *" if history.best_epoch == record.epoch and record.scores else ""
     return "  ".join([*parts, f"{record.seconds:.2f} s"]) + mark
+
+
+def copied_weights(model: torch.nn.Module, replaced: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """A copy of the model's state, with some of its tensors replaced."""
+    state = model.state_dict()  # with the versions of its modules
+    state.update(replaced or {})
+    return copy.deepcopy(state)
+
+
+def kept(state: dict | None, device: torch.device, versions: dict | None):
+    """A module's state of a checkpoint: tensors there, what it keeps beside them as it is; ``None`` for ``None``."""
+    if state is None:
+        return None
+    there = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()}
+    return versioned(there, versions)

@@ -78,11 +78,15 @@ class Scorer:
                 found[metric.name] = metric(outputs if metric.is_function else main, y, task)
         return found, metrics
 
-    def check(self, outputs, idx: Tensor, metrics: list[Metric] | None) -> None:
-        """Raises what scoring outputs of these shapes would raise, without functions and objects being called."""
+    def check(self, outputs, idx: Tensor, metrics: list[Metric] | None) -> list[Metric] | None:
+        """Raises what scoring outputs of these shapes would raise, without functions and objects being called.
+
+        Returns:
+            The metrics, as far as it is known which.
+        """
         main = main_output(outputs)
         if not isinstance(main, Tensor):
-            return
+            return metrics
         told = None if metrics is None else [m for m in metrics if not m.is_function and not m.is_loss]
         if told is None or told:
             task = self.task(main, self.graph.ndata["y"][idx])
@@ -90,6 +94,8 @@ class Scorer:
             for metric in told or []:
                 if metric.given is None:
                     resolve(metric.of or metric.name, None, task)
+            return resolve_all(None, None, task) if metrics is None else metrics
+        return metrics
 
     @torch.no_grad()
     def _loss(self, outputs, y: Tensor, idx: Tensor) -> float:
@@ -111,16 +117,21 @@ def of_first(group: Group | None, scores: dict[str, float]) -> dict[str, float]:
     return group.agree("the scores of step.evaluate or fit", facts, {"scores": scores})[0]["scores"]
 
 
+def check_averages(update, wanted: bool) -> None:
+    """Raises ``ConfigError`` if averages are ``wanted`` and the step was compiled without ``ema``."""
+    if wanted and (update is None or update.average is None):
+        raise ConfigError("ema=True needs averages of the weights: joestar.compile(..., ema=0.999).")
+
+
 def with_averages(update, wanted: bool, call: Callable):
     """What ``call()`` returns; if ``wanted``, parameters are their moving averages within.
 
     Raises:
         ConfigError: the step was compiled without ``ema``.
     """
+    check_averages(update, wanted)
     if not wanted:
         return call()
-    if update is None or update.average is None:
-        raise ConfigError("ema=True needs averages of the weights: joestar.compile(..., ema=0.999).")
     average = update.average
     try:
         try:
