@@ -303,13 +303,17 @@ class Graph(Interchange, Computation):
         """Whether any edge joins a node to itself; reads the edges in parts until one does."""
         return transform.has_self_loops(self)
 
-    def add_self_loops(self, fill: Mapping[str, float] | None = None) -> "Graph":
+    def add_self_loops(self, fill: Mapping[str, float | Tensor] | None = None) -> "Graph":
         """The graph with exactly one self-loop per node, at the end of its row; loops that were there are dropped.
 
         Args:
-            fill: edge data to carry over, with the value that the loops get: ``{"w": 1.0}``. Others are not carried.
+            fill: edge data to carry over, with the value that the loops get, a number or a row: ``{"w": 1.0}``. Others
+                are not carried.
+
+        Raises:
+            GraphError: for a name that ``edata`` has not, or a value that its dtype or its rows cannot hold.
         """
-        if fill:
+        if fill is not None and not (isinstance(fill, Mapping) and not fill):
             return transform.add_self_loops(self, fill)
         count = torch.full((), self.num_nodes, dtype=torch.int64, device=self.device)
         indptr, indices = torch.ops.joestar.add_self_loops(self.indptr, self.indices, count)

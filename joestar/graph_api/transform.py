@@ -5,10 +5,12 @@ They keep the nodes' order, ``ndata``, splits and names of the (left) graph, and
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
+from joestar.graph_api.arrays import to_tensor
 from joestar.graph_api.frame import Frame
 
 
@@ -37,9 +39,10 @@ def reverse(graph):
     return _made(graph, indptr, dst, {name: value[order] for name, value in graph.edata.items()})
 
 
-def keep_edges(graph, kept: Tensor):
+def keep_edges(graph, kept):
     """See ``Graph.keep_edges``."""
     _check_outside(graph, "keep_edges")
+    kept = to_tensor(kept, "keep_edges: kept").to(graph.device)
     if kept.dtype is not torch.bool or kept.shape != (graph.num_edges,):
         raise GraphError(f"keep_edges needs bool [{graph.num_edges}]; got {kept.dtype} {list(kept.shape)}.")
     before = torch.zeros(graph.num_edges + 1, dtype=torch.int64, device=graph.device)
@@ -66,9 +69,14 @@ def has_self_loops(graph, rows: int = 2**20) -> bool:
     return False
 
 
-def add_self_loops(graph, fill: Mapping[str, float]):
+def add_self_loops(graph, fill: Mapping[str, float | Tensor]):
     """See ``Graph.add_self_loops``, with edge data."""
     _check_outside(graph, "add_self_loops with fill")
+    if not isinstance(fill, Mapping):
+        raise GraphError(
+            "add_self_loops: fill maps names of edge data to the value that the loops get, {'w': 1.0}; got "
+            f"{type(fill).__name__}."
+        )
     for name in fill:
         if name not in graph.edata:
             known = ", ".join(graph.edata) or "nothing"
@@ -78,9 +86,41 @@ def add_self_loops(graph, fill: Mapping[str, float]):
     edata = {}
     for name, value in fill.items():
         before = plain.edata[name]
-        edata[name] = torch.cat([before, before.new_full((graph.num_nodes, *before.shape[1:]), value)])
+        edata[name] = torch.cat([before, _filled(name, value, before).expand(graph.num_nodes, *before.shape[1:])])
     src, dst = torch.cat([plain.indices, nodes]), torch.cat([_destinations(plain), nodes])
     return _from_edges(graph, src, dst, edata)
+
+
+def _filled(name: str, value, data: Tensor) -> Tensor:
+    """What a loop gets of edge data, in their dtype: a number, or one for every place of a row."""
+    where = f"add_self_loops: fill[{name!r}]"
+    if isinstance(value, float):
+        given = torch.tensor(value, dtype=torch.float64, device="cpu")
+    else:
+        number = isinstance(value, (int, np.number))
+        given = torch.tensor(value, device="cpu") if number else to_tensor(value, where)
+    if given.dim() and given.shape != data.shape[1:]:
+        raise GraphError(
+            f"{where} must be a number, or of shape {list(data.shape[1:])}, as rows of graph.edata[{name!r}] are; got "
+            f"{list(given.shape)}."
+        )
+    given = given.to(data.device)
+    real = given.dtype.is_complex and not data.dtype.is_complex
+    made = given if real else given.to(data.dtype)
+    if real or not _is_exact(given, made):
+        dtype = str(data.dtype).removeprefix("torch.")
+        raise GraphError(
+            f"{where} = {value!r} is no {dtype}, as graph.edata[{name!r}] is: convert that first, for example by "
+            ".float(), or fill with a value of its dtype."
+        )
+    return made
+
+
+def _is_exact(given: Tensor, made: Tensor) -> bool:
+    """Whether a conversion kept the values: to floating point up to rounding."""
+    if made.dtype.is_floating_point or made.dtype.is_complex:
+        return bool((made.isfinite() | ~given.isfinite()).all())
+    return bool((made == given).all())
 
 
 def to_bidirected(graph):

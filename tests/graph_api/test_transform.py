@@ -1,5 +1,6 @@
 """Algebra of whole graphs: edges, data, what is kept and what is refused."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -182,3 +183,48 @@ def test_what_is_derived_of_edges_follows_them(graph, write):
     assert all(map(torch.equal, graph.csr(), fresh.csr())) and all(map(torch.equal, graph.keyed(1).csr(), fresh.csr()))
     assert sorted(_edges(graph.reverse())) == sorted(_edges(fresh.reverse()))
     assert graph.csr()[0] is graph.csr()[0], "derived once"
+
+
+def test_edges_are_kept_by_arrays_and_lists(graph):
+    kept = [True, False, True, True, False, True]
+    wanted = _weighted(graph.keep_edges(torch.tensor(kept)))
+    for form in (kept, np.array(kept)):
+        assert _weighted(graph.keep_edges(form)) == wanted
+    for wrong in ([0, 1], np.ones(6, np.uint8), [True]):
+        with pytest.raises(GraphError, match=r"keep_edges needs bool \[6\]"):
+            graph.keep_edges(wrong)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "fits"),
+    [
+        (torch.int64, 2, True), (torch.int64, 2.0, True), (torch.int64, 0.5, False), (torch.int64, float("nan"), False),
+        (torch.int8, 300, False), (torch.uint8, -1, False), (torch.bool, 1, True), (torch.bool, 2, False),
+        (torch.float32, 0.1, True), (torch.float32, 1e300, False), (torch.float32, float("nan"), True),
+        (torch.float64, 0.1, True), (torch.float32, torch.tensor(1j), False), (torch.float16, np.float64(0.1), True),
+    ],
+)  # fmt: skip
+def test_loops_are_filled_with_what_the_dtype_can_hold(dtype, value, fits):
+    graph = _graph(w=torch.ones(6).to(dtype))
+    if not fits:
+        with pytest.raises(GraphError, match=rf"fill\['w'\] = .* is no {str(dtype).removeprefix('torch.')}"):
+            graph.add_self_loops({"w": value})
+        return
+    made = graph.add_self_loops({"w": value})
+    loops = made.edata["w"][made.indices == made.coo()[1]]
+    torch.testing.assert_close(loops, torch.full((5,), value, dtype=dtype), rtol=0, atol=0, equal_nan=True)
+
+
+def test_loops_are_filled_with_rows(graph):
+    graph.edata["a"] = torch.rand(6, 2, dtype=torch.float64)
+    for row in ([0.1, 2], np.array([0.1, 2]), torch.tensor([0.1, 2], dtype=torch.float64)):
+        made = graph.add_self_loops({"a": row, "w": 3})
+        loops = made.indices == made.coo()[1]
+        assert made.edata["a"][loops].tolist() == [[0.1, 2]] * 5 and made.edata["w"][loops].tolist() == [3] * 5
+    for wrong in (["a"], 1.0, 0.0, torch.ones(6)):
+        with pytest.raises(GraphError, match="fill maps names of edge data"):
+            graph.add_self_loops(wrong)
+    for wrong, words in (([1.0, 2, 3], r"of shape \[2\].*got \[3\]"), ("mean", "list of numbers; got str")):
+        with pytest.raises(GraphError, match=words):
+            graph.add_self_loops({"a": wrong})
+    assert not graph.add_self_loops({}).edata
