@@ -5,9 +5,10 @@ from collections.abc import Iterator, KeysView, ValuesView
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from joestar.errors import GraphError, SeedError, say
+from joestar.torch_private import FakeTensor
 
 SHORTENED = ("x", "y", "edge_attr", "edge_weight", "w")
 """Names by convention whose float64 values become float32: models compute in float32."""
@@ -16,7 +17,7 @@ SPLITS = ("train_idx", "val_idx", "test_idx")
 
 
 def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
-    """A tensor of the same values; tensors are returned as they are, arrays share their memory.
+    """A tensor of the same values; tensors are returned as they are (``plain``), arrays share their memory.
 
     Args:
         value: a tensor, NumPy array, a list of numbers, or what NumPy can read (a pandas or polars column).
@@ -26,7 +27,7 @@ def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
         error: what came is text, ragged, or holds Python objects.
     """
     if isinstance(value, Tensor):
-        return value
+        return plain(value, name, error)
     if isinstance(value, _NO_SEQUENCES):
         in_order = "sorted" if isinstance(value, (set, frozenset)) else "list"
         raise error(f"{name} is a {type(value).__name__}, no sequence: give a list, {in_order}({name}).")
@@ -37,13 +38,37 @@ def to_tensor(value, name: str, error: type[Exception] = GraphError) -> Tensor:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as reason:
-        raise error(f"{name} must be a tensor or array of numbers, each row as long as the others: {reason}.") from None
+        told = str(reason).rstrip(".")
+        raise error(f"{name} must be a tensor or array of numbers, each row as long as the others: {told}.") from None
     if array.dtype.kind not in "iufb":
         raise error(
             f"{name} must hold numbers; got {type(value).__name__} of dtype {array.dtype}. Text ids and text classes "
             "become numbers with joestar.data.from_tables."
         )
     return from_array(array, name, error)
+
+
+def plain(value: Tensor, name: str, error: type[Exception] = GraphError) -> Tensor:
+    """The tensor itself, or the plain one that a subclass stands for, such as PyG's ``EdgeIndex``.
+
+    Parameters that can be trained stay: a model that has them trains them as features, too.
+
+    Raises:
+        error: a subclass has no memory of its own, such as a ``DTensor``.
+    """
+    if torch.compiler.is_compiling() or type(value) is Tensor or isinstance(value, FakeTensor):
+        return value
+    if isinstance(value, nn.Parameter):
+        return value if value.dtype.is_floating_point else value.detach()
+    found = value.as_tensor() if hasattr(value, "as_tensor") else value.as_subclass(Tensor)
+    try:
+        found.untyped_storage().data_ptr()
+    except RuntimeError:
+        raise error(
+            f"{name} is a {type(value).__name__}, which has no memory of its own: give a plain torch.Tensor of its "
+            "values."
+        ) from None
+    return found
 
 
 def from_array(array: np.ndarray, name: str, error: type[Exception] = GraphError) -> Tensor:
@@ -102,8 +127,7 @@ def to_ids(value, name: str, error: type[Exception] = GraphError) -> Tensor:
     Raises:
         error: they are no integers.
     """
-    if not isinstance(value, Tensor):
-        value = torch.empty(0, dtype=torch.int64, device="cpu") if _is_empty(value) else to_tensor(value, name, error)
+    value = torch.empty(0, dtype=torch.int64, device="cpu") if _is_empty(value) else to_tensor(value, name, error)
     if value.dtype == torch.bool:
         raise error(f"{name} is a mask; give node ids: mask.nonzero().flatten().")
     if value.dtype.is_floating_point or value.dtype.is_complex:
@@ -154,6 +178,25 @@ def settle_classes(graph) -> None:
         y = y.to(torch.int64)
     if y is not graph.ndata["y"]:
         graph.ndata["y"] = y
+
+
+def tell_classes(graph, num_classes: int | None = None) -> None:
+    """Brings labels into their form (``settle_classes``) and notes of the graph how many classes they are of.
+
+    Targets ``[N, T]`` of 0, 1 and NaN are several labels per node, in a floating-point dtype.
+
+    Args:
+        num_classes: what a dataset knows of it; ``None``: the largest id plus 1.
+    """
+    settle_classes(graph)
+    y = graph.ndata.get("y")
+    if y is not None and not y.dtype.is_floating_point and y.dim() == 1:
+        known = y[y >= 0]
+        graph.num_classes = num_classes or (int(known.max()) + 1 if known.numel() else None)
+    elif y is not None and y.dim() == 2 and bool(((y == 0) | (y == 1) | torch.isnan(y)).all()):
+        graph.multilabel, graph.num_classes = True, y.shape[1]
+        if not y.dtype.is_floating_point:
+            graph.ndata["y"] = y.to(torch.float32)
 
 
 def _short(dtype: torch.dtype) -> str:

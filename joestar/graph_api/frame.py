@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.graph_api.arrays import shortened, to_tensor
+from joestar.graph_api.arrays import plain, shortened, to_tensor
 from joestar.graph_api.row_source import RowSource
 
 
@@ -31,9 +31,8 @@ class Frame(dict):
         source = value if isinstance(value, RowSource) else None
         if source is not None:
             value = source.table
-        if not isinstance(value, Tensor):
-            name = f"{self.name}[{key!r}]"
-            value = shortened(to_tensor(value, name), key, name)
+        name = f"{self.name}[{key!r}]"
+        value = plain(value, name) if isinstance(value, Tensor) else shortened(to_tensor(value, name), key, name)
         if value.layout != torch.strided:
             raise GraphError(
                 f"{self.name}[{key!r}] is a sparse tensor ({value.layout}), whose rows cannot be gathered: give "

@@ -1,15 +1,17 @@
 """From NetworkX: nodes of any kind are numbered, attributes become tensors."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.graph_api.arrays import shortened, to_tensor
+from joestar.graph_api.arrays import shortened, tell_classes, to_tensor
 from joestar.graph_api.node_mapping import NodeMapping
 
 
-def from_networkx(cls, graph, features: list[str] | None, label: str | None, weight: str | None):
+def from_networkx(cls, graph, features: list[str] | str | None, label: str | None, weight: str | None):
     """See ``Graph.from_networkx``."""
     nodes = list(graph.nodes)
     number = {node: position for position, node in enumerate(nodes)}
@@ -40,12 +42,22 @@ def _weights(edges: list, nodes: list, weight: str | None) -> dict[str, Tensor]:
         raise GraphError(
             f"from_networkx: the edge {missing} has no {weight!r}, others have; weight=None leaves it out."
         )
-    numbers = [float(values[weight]) for _, _, values in edges]
+    numbers = []
+    for u, v, values in edges:
+        value = values[weight]
+        number = float(value) if hasattr(value, "__float__") and np.ndim(value) == 0 else math.nan
+        if not math.isfinite(number):
+            raise GraphError(
+                f"from_networkx: {weight!r} of the edge {(nodes[u], nodes[v])} must be a finite number; got {value!r}. "
+                "Another attribute is taken with weight=..., none with weight=None."
+            )
+        numbers.append(number)
     return {"edge_weight": torch.tensor(numbers, dtype=torch.float32, device="cpu")}
 
 
-def _set_data(made, graph, nodes: list, features: list[str] | None, label: str | None) -> None:
+def _set_data(made, graph, nodes: list, features: list[str] | str | None, label: str | None) -> None:
     attributes = [graph.nodes[node] for node in nodes]
+    features = [features] if isinstance(features, str) else features
     if features is None and any("x" in values for values in attributes):
         features = ["x"]
     if features:
@@ -61,11 +73,9 @@ def _set_data(made, graph, nodes: list, features: list[str] | None, label: str |
         index = {name: position for position, name in enumerate(made.class_names)}
         made.ndata["y"] = torch.tensor([index[value] for value in values], dtype=torch.int64, device="cpu")
     else:
-        y = shortened(to_tensor(np.asarray(values), f"node attribute {label!r}"), "y", f"node attribute {label!r}")
+        y = shortened(to_tensor(values, f"node attribute {label!r}"), "y", f"node attribute {label!r}")
         made.ndata["y"] = y if y.dtype.is_floating_point else y.long()
-    y = made.ndata["y"]
-    if not y.dtype.is_floating_point and y.dim() == 1:
-        made.num_classes = len(made.class_names) if made.class_names else int(y.max()) + 1
+    tell_classes(made)
 
 
 def _column(attributes: list[dict], nodes: list, name: str) -> Tensor:

@@ -1,35 +1,87 @@
 """From graphs of PyTorch Geometric, in all the forms in which its datasets and transforms leave them."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.graph_api.arrays import SPLITS, settle_classes
+from joestar.graph_api.arrays import SPLITS, shortened, tell_classes, to_tensor
 from joestar.graph_api.interchange import MASKS
+from joestar.graph_api.masks import ids_of_split
+from joestar.graph_api.validate import check_edge_index, check_ids
 
-_OTHER_NAMES = {"val_idx": ("val_idx", "valid_idx")}
+_OTHER_NAMES = {"val_idx": ("val_idx", "valid_idx"), "val_mask": ("val_mask", "valid_mask")}
+_OF_NODES, _OF_EDGES = ("x", "y"), ("edge_weight", "edge_attr")
+"""What models and losses read by these names: left out, they would be missed without a word."""
 
 
 def from_pyg(cls, data, split: int | None):
     """See ``Graph.from_pyg``."""
     data, num_classes = _single(data)
     edge_index, of_edges = _edges(data)
-    num_nodes, num_edges = data.num_nodes, edge_index.shape[1]
-    taken = {"edge_index", "adj_t", "adj", *MASKS, *SPLITS, "valid_idx"}
+    edge_index, num_nodes = check_edge_index(edge_index, data.num_nodes)
+    num_edges, device = edge_index.shape[1], edge_index.device
+    taken = {"edge_index", "adj_t", "adj", *MASKS, *SPLITS, "valid_idx", "valid_mask"}
     ndata = {}
     for name, value in data:
-        if not isinstance(value, Tensor) or value.is_sparse or name in taken or value.dim() == 0:
+        if name in taken:
             continue
-        if data.is_edge_attr(name) and value.shape[0] == num_edges:
-            of_edges[name] = value
-        elif data.is_node_attr(name) and value.shape[0] == num_nodes and not name.endswith("_mask"):
-            ndata[name] = value
+        if name in (*_OF_NODES, *_OF_EDGES) and value is not None and not _is_of_graph(data, name, value):
+            value = _converted(value, name, device)
+            edges = name in _OF_EDGES or (name == "y" and value.dim() and num_nodes != value.shape[0] == num_edges)
+            _check_rows(name, value, num_edges if edges else num_nodes, "edges" if edges else "nodes")
+            (of_edges if edges else ndata)[name] = value
+        elif _is_table(value) and data.is_edge_attr(name) and value.shape[0] == num_edges:
+            of_edges[name] = _converted(value, name, device)
+        elif _is_table(value) and data.is_node_attr(name) and value.shape[0] == num_nodes and name[-5:] != "_mask":
+            ndata[name] = _converted(value, name, device)
     graph = cls.from_edge_index(edge_index, num_nodes, ndata, of_edges)
     for name, mask in zip(SPLITS, MASKS, strict=True):
-        setattr(graph, name, _split(data, name, mask, split))
-    settle_classes(graph)
-    _describe(graph, data, num_classes)
+        _set_split(graph, data, name, mask, split)
+    tell_classes(graph, num_classes)
+    name = getattr(data, "name", None)
+    graph.name = name if isinstance(name, str) else graph.name
     return graph
+
+
+def _is_of_graph(data, name: str, value) -> bool:
+    """Whether ``y`` is the label of a whole graph: a number, or as many as there are graphs."""
+    if name != "y" or isinstance(value, (int, float)):
+        return name == "y"
+    shape = value.shape if hasattr(value, "shape") else (len(value),) if hasattr(value, "__len__") else (None,)
+    return len(shape) == 0 or shape[0] == getattr(data, "num_graphs", 1) != data.num_nodes
+
+
+def _is_table(value) -> bool:
+    """Whether it may be data of nodes or edges: a tensor, or an array of numbers."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and value.dtype.kind in "iufb"
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dim() > 0
+
+
+def _converted(value, name: str, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return to_tensor(value, f"data.{name}")
+    if hasattr(value, "to_dense"):
+        raise GraphError(f"from_pyg: data.{name} is a {type(value).__name__}: give its dense values, value.to_dense().")
+    return shortened(to_tensor(value, f"data.{name}"), name, f"data.{name}").to(device)
+
+
+def _check_rows(name: str, value: Tensor, rows: int, what: str) -> None:
+    if value.layout != torch.strided:
+        raise GraphError(f"from_pyg: data.{name} is a sparse tensor ({value.layout}): give value.to_dense().")
+    if value.dim() and value.shape[0] == rows:
+        return
+    remedy = (
+        "transforms that change edges leave it as it was, unless they are given its name (attr=...): do so, or take it "
+        "out (del data."
+        if what == "edges"
+        else "if some nodes have no edges, set data.num_nodes; if it is of something else, take it out (del data."
+    )
+    raise GraphError(
+        f"from_pyg: data.{name} of shape {list(value.shape)} needs one row for each of the graph's {rows} {what}; "
+        f"{remedy}{name})."
+    )
 
 
 def _single(data):
@@ -70,42 +122,16 @@ def _edges(data) -> tuple[Tensor, dict[str, Tensor]]:
     return edge_index, {} if values is None else {name: values}
 
 
-def _split(data, name: str, mask_name: str, column: int | None) -> Tensor | None:
-    """Node ids from an attribute such as ``train_idx``, or from a mask ``[N]`` or ``[N, S]``."""
+def _set_split(graph, data, name: str, mask_name: str, column: int | None) -> None:
+    """Sets node ids from an attribute such as ``train_idx``, or from a mask ``[N]`` or ``[N, S]``."""
     for other in _OTHER_NAMES.get(name, (name,)):
-        if getattr(data, other, None) is not None:
-            return getattr(data, other)
-    mask = getattr(data, mask_name, None)
-    if mask is None:
-        return None
-    if mask.dim() == 2:
-        mask = mask[:, _column(mask, mask_name, column)]
-    return torch.nonzero(mask).flatten()
-
-
-def _column(mask: Tensor, name: str, column: int | None) -> int:
-    count = mask.shape[1]
-    if column is None and count == 1:
-        return 0
-    if column is None:
-        raise GraphError(
-            f"{name} is {list(mask.shape)}: {count} splits of the nodes. Choose one: "
-            f"Graph.from_pyg(data, split=0), up to {count - 1}."
-        )
-    if isinstance(column, bool) or not isinstance(column, int) or not 0 <= column < count:
-        raise GraphError(f"split must be in 0..{count - 1}, as {name} is {list(mask.shape)}; got {column!r}.")
-    return column
-
-
-def _describe(graph, data, num_classes: int | None) -> None:
-    """Number of classes, by the dataset or by the labels, and the name."""
-    y = graph.ndata.get("y")
-    if y is not None and not y.dtype.is_floating_point and y.dim() == 1:
-        known = y[y >= 0]
-        graph.num_classes = num_classes or (int(known.max()) + 1 if known.numel() else None)
-    elif y is not None and y.dim() == 2 and bool(((y == 0) | (y == 1) | torch.isnan(y)).all()):
-        graph.multilabel, graph.num_classes = True, y.shape[1]
-        if not y.dtype.is_floating_point:
-            graph.ndata["y"] = y.to(torch.float32)
-    name = getattr(data, "name", None)
-    graph.name = name if isinstance(name, str) else graph.name
+        ids = getattr(data, other, None)
+        if ids is not None:
+            setattr(graph, name, ids)
+            check_ids(getattr(graph, name), graph.num_nodes, f"data.{other}")
+            return
+    for other in _OTHER_NAMES.get(mask_name, (mask_name,)):
+        mask = getattr(data, other, None)
+        if mask is not None:
+            setattr(graph, name, ids_of_split(mask, graph.num_nodes, f"data.{other}", column).to(graph.device))
+            return

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from joestar.errors import GraphError
+from joestar.graph_api.arrays import tell_classes
+from joestar.graph_api.masks import ids_of_split
 
 
 class Interchange:
@@ -12,22 +14,27 @@ class Interchange:
 
     @classmethod
     def from_scipy(cls, matrix, ndata=None) -> "Graph":  # noqa: F821
-        """A graph from a square sparse matrix: a stored ``A[u, v]`` is an edge ``u -> v``, its value ``edata["w"]``."""
+        """A graph from a square sparse matrix: a stored ``A[u, v]`` is an edge ``u -> v``, its value ``edata["w"]``.
+
+        Raises:
+            GraphError: it is no sparse matrix of SciPy, or not square.
+        """
         return _from_scipy(cls, matrix, ndata)
 
     @classmethod
     def from_networkx(
-        cls, graph, features: list[str] | None = None, label: str | None = None, weight: str | None = "weight"
+        cls, graph, features: list[str] | str | None = None, label: str | None = None, weight: str | None = "weight"
     ) -> "Graph":  # noqa: F821
         """A graph from a NetworkX graph; an undirected one gives both directions of every edge.
 
         Nodes are numbered in NetworkX's order; ``mapping`` leads back to what they are called there.
 
         Args:
-            features: node attributes, numbers or vectors, that make up ``ndata["x"]``; ``None``: ``"x"``, if nodes
-                have it.
-            label: node attribute for ``ndata["y"]`` (text becomes classes); ``None``: ``"y"``, if nodes have it.
-            weight: edge attribute for ``edata["edge_weight"]``, if edges have it.
+            features: node attributes, numbers or vectors, that make up ``ndata["x"]``, or the name of one; ``None``:
+                ``"x"``, if nodes have it.
+            label: node attribute for ``ndata["y"]`` (text becomes classes, lists of 0 and 1 several labels per node);
+                ``None``: ``"y"``, if nodes have it.
+            weight: edge attribute, finite numbers, for ``edata["edge_weight"]``, if edges have it.
 
         Raises:
             GraphError: an attribute that some nodes or edges lack, or that is no number.
@@ -40,26 +47,35 @@ class Interchange:
     def from_pyg(cls, data, split: int | None = None) -> "Graph":  # noqa: F821
         """A graph from a homogeneous ``torch_geometric.data.Data``, or a dataset of one.
 
-        Masks, and OGB's ``train_idx`` attributes, become ``train_idx`` and so on; ``adj_t`` is taken where there is no
-        ``edge_index``; class ids ``y`` ``[N, 1]`` become ``[N]``.
+        Masks (bool, or 0 and 1, ``[N]``), ids in their place, and OGB's ``train_idx`` attributes, become ``train_idx``
+        and so on; ``adj_t`` is taken where there is no ``edge_index``; class ids ``y`` ``[N, 1]`` become ``[N]``.
+        Arrays and lists are taken where tensors are. Of other attributes than ``x``, ``y``, ``edge_weight`` and
+        ``edge_attr``, tensors and arrays of numbers with one row per node or edge are taken, and the rest left out.
 
         Args:
             split: which column of masks ``[N, S]`` to take; needed where there are such masks.
 
         Raises:
-            GraphError: several node types or graphs, or a split that is not there.
+            GraphError: several node types or graphs; a split that is not there, or is neither mask nor ids; features,
+                labels, weights or attributes of edges that have not one row per node or edge.
         """
         from joestar.graph_api.from_pyg import from_pyg
 
         return from_pyg(cls, data, split)
 
     def to_pyg(self):
-        """The graph as ``torch_geometric.data.Data`` (edges in CSC order)."""
+        """The graph as ``torch_geometric.data.Data`` (edges in CSC order).
+
+        Raises:
+            GraphError: data of nodes and edges are called the same, or as something else of a ``Data``.
+        """
         return _to_pyg(self)
 
     @classmethod
     def from_dgl(cls, graph, names: Mapping[str, str] | None = None) -> "Graph":  # noqa: F821
         """A graph from a homogeneous ``DGLGraph`` (anything with its methods); masks become ``train_idx`` and so on.
+
+        Labels take the form that losses want, as in ``from_pyg``.
 
         Args:
             names: new names of node data, ``{"feat": "x", "label": "y"}`` if not given: DGL's datasets use those.
@@ -73,7 +89,12 @@ class Interchange:
 
 def _from_scipy(cls, matrix, ndata=None):
     """See ``Graph.from_scipy``."""
-    if matrix.shape[0] != matrix.shape[1]:
+    if not hasattr(matrix, "tocoo"):
+        raise GraphError(
+            f"from_scipy needs a sparse matrix of SciPy; got {type(matrix).__name__}. Of a dense one of NumPy make it "
+            "with scipy.sparse.coo_array(matrix); edges [2, E] are for Graph.from_edge_index."
+        )
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise GraphError(f"from_scipy needs a square matrix (one row and column per node); got {matrix.shape}.")
     coo = matrix.tocoo()
     ends = [torch.as_tensor(end, device="cpu").long() for end in (coo.row, coo.col)]
@@ -88,11 +109,17 @@ def _to_pyg(graph):
         raise GraphError("to_pyg needs torch_geometric; install it with: pip install torch-geometric") from error
     src, dst, _ = graph.coo()
     data = Data(edge_index=torch.stack([src.long(), dst.long()]), num_nodes=graph.num_nodes)
-    for source in (graph.ndata, graph.edata):
+    parts = {"ndata": graph.ndata, "edata": graph.edata, "a split": _masks(graph)}
+    held = dict.fromkeys(("edge_index", "num_nodes"), "the graph itself")
+    for part, source in parts.items():
         for name, value in source.items():
-            data[name] = value
-    for name, mask in _masks(graph).items():
-        data[name] = mask
+            if name in held:
+                frame = held[name] if part == "a split" else part
+                raise GraphError(
+                    f"to_pyg: {held[name]} and {part} both have {name!r}, and a Data object holds one of them: rename "
+                    f"it, graph.{frame}['other_{name}'] = graph.{frame}.pop({name!r})."
+                )
+            held[name], data[name] = part, value
     return data
 
 
@@ -108,7 +135,9 @@ def _from_dgl(cls, graph, names):
     masks = {name: ndata.pop(name) for name in list(ndata) if name in MASKS and ndata[name].dim() == 1}
     edge_index = torch.stack([src.to(torch.int64), dst.to(torch.int64)])
     result = cls.from_edge_index(edge_index, graph.num_nodes(), ndata, dict(graph.edata.items()))
-    set_splits(result, masks.get)
+    for name, mask in masks.items():
+        setattr(result, name.replace("mask", "idx"), ids_of_split(mask, result.num_nodes, f"ndata[{name!r}]"))
+    tell_classes(result)
     return result
 
 
@@ -127,14 +156,6 @@ def _to_dgl(graph):
 
 
 MASKS = ("train_mask", "val_mask", "test_mask")
-
-
-def set_splits(graph, mask_of) -> None:
-    """Node ids of the splits from masks; ``mask_of(name)`` is a mask ``[num_nodes]`` or ``None``."""
-    for name in MASKS:
-        mask = mask_of(name)
-        if mask is not None and mask.dim() == 1:
-            setattr(graph, name.replace("mask", "idx"), torch.nonzero(mask).flatten())
 
 
 def _masks(graph) -> dict[str, torch.Tensor]:

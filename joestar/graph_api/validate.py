@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.graph_api.arrays import to_ids, to_tensor
+from joestar.graph_api.arrays import plain, to_ids, to_tensor
 
 ID_DTYPES = (torch.int32, torch.int64)
 MANY = 10_000_000
@@ -17,10 +17,8 @@ edges: such ids are no positions."""
 
 def check_csc(indptr, indices, contents: bool) -> tuple[Tensor, Tensor]:
     """(indptr, indices) as tensors; raises ``GraphError`` unless they are a CSC structure."""
-    if not isinstance(indptr, Tensor):
-        indptr = to_tensor(indptr, "indptr").to(torch.int64)
-    if not isinstance(indices, Tensor):
-        indices = to_ids(indices, "indices")
+    indptr = plain(indptr, "indptr") if isinstance(indptr, Tensor) else to_tensor(indptr, "indptr").to(torch.int64)
+    indices = plain(indices, "indices") if isinstance(indices, Tensor) else to_ids(indices, "indices")
     for name, value, dtypes in (("indptr", indptr, (torch.int64,)), ("indices", indices, ID_DTYPES)):
         if value.dim() != 1:
             raise GraphError(f"{name} must be a one-dimensional tensor; got {list(value.shape)}.")
@@ -97,8 +95,8 @@ def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
 
     Arrays and lists become tensors; contents are not checked while tracing, where they are not known.
     """
-    if not isinstance(nodes, Tensor) and not torch.compiler.is_compiling():
-        nodes = to_ids(nodes, name).to(graph.device)
+    if not torch.compiler.is_compiling():
+        nodes = plain(nodes, name) if isinstance(nodes, Tensor) else to_ids(nodes, name).to(graph.device)
     if not isinstance(nodes, Tensor) or nodes.dim() != 1 or nodes.dtype not in ID_DTYPES:
         came = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
         form = "graph[:, dsts]" if name == "dsts" else "graph[srcs, :]"
@@ -111,7 +109,12 @@ def check_nodes(nodes: Tensor, graph, name: str) -> Tensor:
 
 
 def check_edge_index(edge_index, num_nodes: int | None) -> tuple[Tensor, int]:
-    """``edge_index`` as a tensor and the number of nodes; raises unless it is integer ``[2, E]`` with ids in range."""
+    """``edge_index`` as a tensor and the number of nodes; raises unless it is integer ``[2, E]`` with ids in range.
+
+    PyG's ``EdgeIndex`` may know the number of nodes (``sparse_size``).
+    """
+    if num_nodes is None and hasattr(edge_index, "sparse_size"):
+        num_nodes = max((size for size in edge_index.sparse_size() if size is not None), default=None)
     edge_index = to_tensor(edge_index, "edge_index")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         turn = " Turn it with edge_index.T." if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""

@@ -142,3 +142,21 @@ def test_warnings_stand_at_the_users_line():
         graph.ndata["x"] = np.ones((5, 1))
         Graph.from_edge_index(EDGES, 5, {"x": np.ones((5, 1))})
     assert [warning.filename for warning in caught] == [__file__] * 2
+
+
+class Named(torch.Tensor):
+    """A subclass as libraries have them."""
+
+
+def test_tensors_of_subclasses_are_plain_here_and_parameters_stay():
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    weight = torch.nn.Parameter(torch.rand(3, 2))
+    graph = Graph.from_edge_index(edges.as_subclass(Named), 3, {"x": torch.rand(3, 2).as_subclass(Named), "p": weight})
+    frozen = torch.nn.Parameter(graph.indices, requires_grad=False)
+    graph = Graph.from_csc(
+        graph.indptr.as_subclass(Named), frozen, graph.ndata, {"w": torch.rand(3).as_subclass(Named)}
+    )
+    assert graph.ndata["p"] is weight  # a model that has it trains it
+    for tensor in (graph.indptr, graph.indices, graph.ndata["x"], graph.edata["w"]):
+        assert type(tensor) is torch.Tensor
+    assert graph.indices.data_ptr() == frozen.data_ptr()

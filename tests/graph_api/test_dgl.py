@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from joestar.errors import GraphError
+from joestar.errors import GraphError, JoestarWarning
 from joestar.graph_api import Graph
 
 
@@ -76,3 +76,19 @@ def test_without_dgl(monkeypatch):
     monkeypatch.setitem(sys.modules, "dgl", None)
     with pytest.raises(GraphError, match="to_dgl needs DGL"):
         Graph.from_dgl(_dgl_graph()).to_dgl()
+
+
+def test_labels_are_told_as_those_of_pyg():
+    graph = _dgl_graph()
+    graph.ndata["label"] = torch.tensor([[2], [0], [-1], [1]], dtype=torch.int32)
+    graph.ndata["train_mask"] = torch.tensor([1, 0, 1, 0], dtype=torch.uint8)
+    with pytest.warns(JoestarWarning, match="holds a class id per node"):
+        made = Graph.from_dgl(graph)
+    assert made.ndata["y"].tolist() == [2, 0, -1, 1] and made.ndata["y"].dtype == torch.int64
+    assert made.num_classes == 3 and made.train_idx.tolist() == [0, 2]
+    graph.ndata["label"] = torch.eye(4).long()
+    made = Graph.from_dgl(graph)
+    assert made.multilabel and made.num_classes == 4 and made.ndata["y"].dtype == torch.float32
+    graph.ndata["train_mask"] = torch.tensor([0.5, 0, 1, 0])
+    with pytest.raises(GraphError, match="must be a mask"):
+        Graph.from_dgl(graph)

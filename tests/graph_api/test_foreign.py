@@ -26,7 +26,7 @@ def test_masks_of_several_splits():
     masks = torch.zeros(5, 3, dtype=torch.bool)
     masks[[0, 2, 4], [0, 1, 1]] = True
     data = _data(train_mask=masks, val_mask=~masks[:, :1], y=torch.tensor([2, 0, 1, -1, 1]))
-    with pytest.raises(GraphError, match=r"split must be in 0..0, as val_mask is \[5, 1\]; got 1"):
+    with pytest.raises(GraphError, match=r"split must be in 0..0, as data.val_mask is \[5, 1\]; got 1"):
         Graph.from_pyg(data, split=1)
     assert Graph.from_pyg(data, split=0).val_idx.tolist() == [1, 2, 3, 4]
     with pytest.raises(
@@ -176,3 +176,55 @@ def test_networkx_attributes():
     ):
         with pytest.raises(GraphError, match=message):
             Graph.from_networkx(given, **options, **({} if not options else {"weight": None}))
+
+
+@pytest.mark.parametrize("weight", ["3", None, [1, 2], float("nan"), float("inf"), np.ones(2), 1j])
+def test_networkx_weights_are_finite_numbers(weight):
+    given = nx.Graph()
+    given.add_edge("a", "b", weight=2)
+    given.add_edge("b", "c", weight=weight)
+    with pytest.raises(GraphError, match=r"'weight' of the edge \('b', 'c'\) must be a finite number; got"):
+        Graph.from_networkx(given)
+    assert not Graph.from_networkx(given, weight=None).edata
+    for value in (True, np.float32(1), torch.tensor(1), np.array(1)):
+        given.edges["b", "c"]["weight"] = value
+        assert sorted(Graph.from_networkx(given).edata["edge_weight"].tolist()) == [1, 1, 2, 2]
+
+
+def test_networkx_labels_are_told_as_those_of_pyg():
+    def of(*values, **options):
+        given = nx.path_graph(len(values))
+        nx.set_node_attributes(given, dict(enumerate(values)), "y")
+        return Graph.from_networkx(given, **options)
+
+    assert of(-1, -1, -1).num_classes is None and of(-1, 4, 0).num_classes == 5
+    several = of([0, 1], [1, 1], [0, 0])
+    assert several.multilabel and several.num_classes == 2 and several.ndata["y"].dtype == torch.float32
+    with pytest.raises(GraphError, match=r"node attribute 'y' must be .* each row as long as the others"):
+        of([0, 1], [1], [0, 0])
+    with pytest.warns(JoestarWarning, match=r"of shape \[3, 1\] holds a class id per node"):
+        assert of([2], [0], [1]).num_classes == 3
+    assert of(1.0, 2.0, 4.5).num_classes is None
+
+
+def test_one_feature_of_networkx_is_given_by_its_name():
+    given = nx.path_graph(2)
+    for node in given:
+        given.nodes[node].update(ab=node, a=5, b=6)
+    assert Graph.from_networkx(given, features="ab").ndata["x"].tolist() == [[0], [1]]
+
+
+def test_what_is_no_sparse_matrix_is_told():
+    import scipy.sparse
+
+    for wrong, name in ((np.eye(4), "ndarray"), (torch.eye(4), "Tensor"), ([[1]], "list")):
+        with pytest.raises(GraphError, match=f"needs a sparse matrix of SciPy; got {name}"):
+            Graph.from_scipy(wrong)
+    if hasattr(scipy.sparse, "coo_array"):
+        try:
+            line = scipy.sparse.coo_array(np.array([1, 0, 2]))
+        except ValueError:  # SciPy 1.12 has no arrays of one dimension
+            return
+        if len(line.shape) == 1:
+            with pytest.raises(GraphError, match=r"needs a square matrix .*; got \(3,\)"):
+                Graph.from_scipy(line)
