@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 from torch import nn
 
 import joestar
@@ -141,10 +142,29 @@ def test_sample_may_be_an_attribute(sampler):
     graph = _graph()
     torch.manual_seed(0)
     net = joestar.nn.GraphSAGE(FEATURES, 8, num_layers=2, out_channels=CLASSES).double()
-    step = joestar.compile(net, SAMPLERS[sampler](graph), backend="eager")
-    ours = step(SEEDS[:30])
+    with cheaper(real):
+        ours = joestar.compile(net, SAMPLERS[sampler](graph), backend="eager")(SEEDS[:30])
     blocks = _two(graph.keyed(0, 0, 1), SEEDS[:30])
     torch.testing.assert_close(ours, net(blocks, graph.ndata["x"][blocks[0].srcs]))
+
+
+def _counting(self, graph, seeds):
+    self.count.add_(1)
+    return _two(graph, seeds)
+
+
+class Counting:
+    def __init__(self, graph, decorate):
+        self.graph, self.count = graph, torch.zeros(())
+        self.sample = functools.partial(decorate(_counting), self)
+
+
+@pytest.mark.parametrize("decorate", [lambda f: f, torch.no_grad()], ids=["plain", "no_grad"])
+def test_writes_of_a_sampler_are_refused_with_their_line_wherever_its_code_is(decorate):
+    net = joestar.nn.GraphSAGE(FEATURES, 8, num_layers=2, out_channels=CLASSES).double()
+    step = joestar.compile(net, Counting(_graph(), decorate), backend="eager")
+    with pytest.raises(CaptureError, match="that outlives the call, in a sampler, which runs more than once per step"):
+        step(SEEDS[:30])
 
 
 class Refused:
