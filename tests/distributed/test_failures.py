@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import joestar
 from joestar.distributed import board as board_module
 from joestar.distributed import facts
 from joestar.distributed.board import SILENCE, STARTING, Board, Watch, differences
 from joestar.distributed.place import Found, Place, check_devices, read_place
 from joestar.errors import ConfigError, DistributedError
+from joestar.runtime.fit import Fit
+from joestar.runtime.fit_records import History
 from tests.distributed import differing_scenarios
 from tests.distributed.ranks import results, run
 
@@ -127,6 +130,23 @@ def test_rank_0_that_is_killed_takes_the_store_with_it(tmp_path):
     first, last = run(2, differing_scenarios.one_fails, "is killed", 20.0, 0, folder=tmp_path, seconds=50.0)
     assert (first.code, last.code) == (-9, 1)
     assert "rank 1 waited for the others in step" in last.text or "the store of the job is gone" in last.text
+
+
+def test_after_an_interrupt_a_rank_says_where_checkpoints_are(tmp_path, monkeypatch):
+    """Ranks but the first said that ``checkpoints=`` would have written a file."""
+
+    def told(first: bool, folder=None, path=None, of_all: bool = False) -> str:
+        monkeypatch.setattr("joestar.runtime.fit.is_first", lambda: first)
+        settings = SimpleNamespace(checkpoints=None if folder is None else joestar.Checkpoints(folder))
+        step, history = SimpleNamespace(state_of_all=of_all), History()
+        return Fit.told(SimpleNamespace(settings=settings, step=step, history=history, losses=[0.5]), path)
+
+    begin = "fit was interrupted after 1 steps of epoch 0; the last state is in "
+    assert told(True, tmp_path, "the file") == f"{begin}the file."
+    assert told(False, tmp_path) == f"{begin}the model; checkpoints are written by rank 0, in {tmp_path}."
+    for first in (True, False):
+        assert told(first) == f"{begin}the model (checkpoints= would have written a file)."
+        assert told(first, tmp_path, of_all=True) == f"{begin}the model alone; no checkpoint has been written yet."
 
 
 def test_a_rank_that_says_nothing_more_is_dead(monkeypatch):
