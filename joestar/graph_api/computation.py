@@ -54,7 +54,8 @@ class Computation:
             ``[num_dst, ...]`` in the message's dtype; a dict of them if the function returns a dict.
 
         Raises:
-            GraphError: for an unknown reduction, or operands with the wrong number of rows.
+            GraphError: for an unknown reduction, messages that are no floating-point numbers, or operands with the
+                wrong number of rows.
         """
         if reduce not in REDUCES:
             raise GraphError(f"pull: reduce must be one of {', '.join(REDUCES)}; got {reduce!r}.")
@@ -83,10 +84,12 @@ class Computation:
 
     def _reduce(self, values: Tensor, reduce: str) -> Tensor:
         """Per destination, over the values of its edges."""
+        _check_floating(values)
         order = torch.arange(values.shape[0], dtype=self.indices.dtype, device=values.device)
         return torch.ops.joestar.spmm(self.indptr, order, values, None, reduce)
 
     def _spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+        _check_floating(x)
         return torch.ops.joestar.spmm(self.indptr, self.indices, x, weight, reduce)
 
     # --- per edge, per node ---
@@ -230,3 +233,10 @@ def _fits(edge: torch.Size, message: torch.Size) -> bool:
 def _is_weight(x: Tensor, e: Tensor) -> bool:
     """True if ``e`` scales whole rows ``[E]``, whole heads ``[E, H]``, or for each head the row that heads share."""
     return e.dim() == 1 or (x.dim() == 3 and e.dim() == 2 and x.shape[1] in (1, e.shape[1]))
+
+
+def _check_floating(messages: Tensor) -> None:
+    if not messages.dtype.is_floating_point:
+        raise GraphError(
+            f"pull: messages must be floating point to be aggregated; got {messages.dtype}. Use .float() or .double()."
+        )

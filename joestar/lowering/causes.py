@@ -72,6 +72,8 @@ _ADVICE = (
     ((ALONG_ROWS,),
      "sequences of a fixed length per node, [N, length, F] with batch_first=True (nodes are in no order), or "
      "nn.GRUCell and nn.LSTMCell, which take all nodes at once"),
+    (("fill_diagonal",), "x.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), value)"),
+    (("linspace",), "torch.arange(n, device=x.device) / (n - 1), where n is the size of a sampled set"),
     (("Constraints violated", "specialized"),
      "code that does not loop over, branch on or fix the size of a sampled set: sizes vary per batch"),
     (("operator `str`", "operator `repr`", "operator `format`"),

@@ -1,5 +1,7 @@
 """Ops that are others under another name, or made of others: traced as those, which have rules for padded rows."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,16 @@ def _column_stack(tensors: list[Tensor]) -> Tensor:
     return torch.cat([x.reshape(x.numel(), 1) if x.dim() < 2 else x for x in tensors], 1)
 
 
+def _tensordot(a: Tensor, b: Tensor, dims_self: list[int], dims_other: list[int]) -> Tensor:
+    over, under = ([dim % x.dim() for dim in dims] for x, dims in ((a, dims_self), (b, dims_other)))
+    rows = [dim for dim in range(a.dim()) if dim not in over]
+    columns = [dim for dim in range(b.dim()) if dim not in under]
+    inner = [a.shape[dim] for dim in over]
+    left = a.permute(rows + over).reshape([a.shape[dim] for dim in rows] + [math.prod(inner)])
+    right = b.permute(under + columns).reshape([math.prod(inner), math.prod(b.shape[dim] for dim in columns)])
+    return torch.matmul(left, right).reshape([a.shape[dim] for dim in rows] + [b.shape[dim] for dim in columns])
+
+
 OTHER_NAMES = {
     aten.__and__.Tensor: torch.bitwise_and,
     aten.__and__.Scalar: torch.bitwise_and,
@@ -36,5 +48,6 @@ OTHER_NAMES = {
     aten.column_stack.default: _column_stack,
     aten.fliplr.default: lambda x: torch.flip(x, (1,)),
     aten.isclose.default: _isclose,
+    aten.tensordot.default: _tensordot,
 }
 """Op -> the function that is traced in its place."""

@@ -103,6 +103,11 @@ class Positions:
                 raise CaptureError(f"Rows that one mask picks are assigned to those of another. {_ONCE}")
             rows = torch.index_select(value, 0, places)
             value = rows.unflatten(0, mask.shape) if mask.dim() > 1 else rows
+        elif isinstance(value, Tensor) and value.dim() > x.dim() - mask.dim() and not same_size(value.shape[0], 1):
+            raise CaptureError(
+                f"x[mask] = value needs a row for every row that the mask picks; got {list(value.shape)}.\n  Write "
+                "instead: x[mask] = value[mask], or torch.where(mask, value, x)."
+            )
         over = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
         return torch.where(over, value.to(x.dtype) if isinstance(value, Tensor) else value, x)
 

@@ -20,6 +20,8 @@ COLUMNS = (
     "{h}.index_add(1, {half}[0], {h}, alpha=0.5)",
     "torch.take_along_dim({h}, {perm}, 1)", "{h}.index_copy(1, {perm}[0], {h}.tanh())",
     "{h}.gather(1, {perm}.expand({n}, {w}))", "{h}.index_select(1, {perm}[0])", "{h}[:, {perm}[0]]",
+    "{h}.repeat_interleave(2, 1)[:, {w}:]", "{h}.unfold(1, 2, 1).mean(-1).repeat(1, 2)[:, :{w}]",
+    "{h} + ({h} @ {h}.T).diagonal()[:, None].tanh()", "torch.tensordot({h}, {h}.T @ {h} / {n}, dims=([1], [1])).tanh()",
 )  # fmt: skip
 """Along columns; ``{perm}`` and ``{half}`` are positions ``[1, w]``, all of them or each twice."""
 

@@ -59,10 +59,12 @@ class Runs:
     def _outcome(self, loss: Tensor) -> Outcome:
         model = self.subject.model
         names, parameters = zip(*model.named_parameters(), strict=True)
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        zeros = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
         buffers = {name: value.detach().clone() for name, value in model.named_buffers()}
-        self._put_back()
+        try:
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        finally:  # whatever looks for anomalies
+            self._put_back()
+        zeros = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
         return Outcome(loss.detach(), dict(zip(names, zeros, strict=True)), buffers)
 
     def _put_back(self) -> None:

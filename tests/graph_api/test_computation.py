@@ -189,6 +189,15 @@ def test_unknown_reductions(reduce):
         FULL.pull(fn.copy_u(torch.ones(NUM_NODES)), reduce)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_messages_are_floating_point(dtype):
+    x = torch.ones(NUM_NODES, 2).to(dtype)
+    for message in (fn.copy_u(x), fn.copy_e(FULL.apply_edges(fn.copy_u(x))), lambda edges: edges.src["a"]):
+        src = {"src": {"a": x}} if not isinstance(message, fn.Message) else {}
+        with pytest.raises(GraphError, match=rf"must be floating point to be aggregated; got {dtype}. Use .float"):
+            FULL.pull(message, "sum", **src)
+
+
 def test_infinities_pass_through():
     g = Graph.from_csc(torch.tensor([0, 2, 3, 3]), torch.tensor([0, 1, 1]))
     x = torch.tensor([1.0, -math.inf, 0.0])

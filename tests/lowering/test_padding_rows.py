@@ -128,6 +128,24 @@ def test_norms_of_aggregates(eps):
     })  # fmt: skip
 
 
+def test_diagonals_and_what_goes_along_columns():
+    check_rows({
+        "diag": lambda m, b, h: h + torch.diag(h @ h.T)[:, None].tanh(),
+        "diagonal": lambda m, b, h: h * (h @ h.T).diagonal()[:, None].tanh(),
+        "diag of a vector": lambda m, b, h: h + torch.diag(h[:, 0].tanh()) @ h,
+        "diagonals of planes": lambda m, b, h: h + h.view(-1, 2, 2, 2).diagonal(1, 1, 2).sum((1, 2))[:, None],
+        "diag_embed": lambda m, b, h: (torch.diag_embed(h, 1)[:, :-1, 1:] * h[:, :, None]).sum(1),
+        "repeat_interleave": lambda m, b, h: h.repeat_interleave(2, dim=1)[:, :WIDTH],
+        "unfold": lambda m, b, h: h + h.unfold(1, 3, 2).sum((1, 2))[:, None],
+        "isin": lambda m, b, h: h * torch.isin(b.srcs, torch.arange(0, 48, 3, dtype=b.srcs.dtype))[:, None],
+        "tensordot": lambda m, b, h: torch.tensordot(h, m.cube[0], dims=([1], [1])),
+        "tensordot of two": lambda m, b, h: torch.tensordot(h.view(-1, 2, 4), m.cube.view(4, 2, -1), ([1, 2], [1, 0]))
+                                            .mean(1, keepdim=True) + h,
+        "tensordot of rows": lambda m, b, h: h @ torch.tensordot(h, h, dims=([0], [0])).tanh(),
+        "tensordot of nothing": lambda m, b, h: h + torch.tensordot(h, m.cube[0, 0], 0).sum(2),
+    }, cube=nn.Parameter(torch.randn(WIDTH, WIDTH, WIDTH)))  # fmt: skip
+
+
 def test_recurrence_in_rows():
     check_rows({
         "lstm": lambda m, b, h: m.lstm(h.view(-1, 2, 4))[0].reshape(-1, WIDTH),
@@ -226,6 +244,10 @@ def test_refused_rows():
         "roll rows": (lambda m, b, h: h.roll(1, 0), "moves padded rows in front"),
         "roll all": (lambda m, b, h: h.roll(1), "moves padded rows in front"),
         "pad rows": (lambda m, b, h: F.pad(h, (0, 0, 1, 0)).sum(0) + h, "adds entries around padded rows"),
+        "beside the diagonal": (lambda m, b, h: h + (h @ h.T).diagonal(1).sum(), "takes a diagonal beside"),
+        "repeat_interleave rows": (lambda m, b, h: h.repeat_interleave(2, 0).sum(0) + h, "works along padded rows"),
+        "unfold rows": (lambda m, b, h: h.unfold(0, 2, 2).sum((0, 2)) + h, "works along padded rows"),
+        "isin rows": (lambda m, b, h: h * torch.isin(b.srcs, b.dsts)[:, None], "looks among padded rows"),
         "reversed": (lambda m, b, h: h[torch.arange(b.num_src - 1, -1, -1)], "counts from the end"),
         "unknown": (lambda m, b, h: h + h.take(torch.tensor([0])), "has no rule for padded rows"),
         "scatter": (lambda m, b, h: zeros().scatter(0, buckets(b).expand(-1, 8), h).sum(0) + h,

@@ -258,6 +258,18 @@ def assigned_from_another(out, y):
     return rows.mean()
 
 
+def assigned_from_all(out, y):
+    rows = out * 1
+    rows[y > 0] = out.tanh()
+    return rows.mean()
+
+
+def assigned_wherever(out, y):
+    rows = out * 1
+    rows[y > -99] = out.tanh()
+    return rows.mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -271,6 +283,8 @@ def assigned_from_another(out, y):
         (lambda out, y: torch.cat([out[y >= 0], out[y > 0]], 1).mean(), "(?i)compute a mask once"),
         (lambda out, y: F.cross_entropy(out[y >= 0], y), "(?i)compute a mask once"),
         (assigned_as_many, "(?i)compute a mask once"),
+        (assigned_from_all, "shape mismatch.*at .*rows\\[y > 0\\] = out"),
+        (assigned_wherever, "needs a row for every row that the mask picks.*x\\[mask\\] = value\\[mask\\]"),
         (assigned_from_another, "shape mismatch.*at .*rows\\[y > 0\\] = out"),
         (lambda out, y: out[y >= 0, y[y >= 0]].mean(), "a mask beside other indices"),
         (lambda out, y: out[:, torch.ones(4).bool()].mean(), "a mask beside other indices"),

@@ -148,6 +148,40 @@ def _moved(context, node: fx.Node) -> None:
         raise context.refuse(node, "moves padded rows in front of valid ones", "Move columns only.")
 
 
+def _diagonal(context, node: fx.Node) -> None:
+    """Entry ``i`` is of row ``i`` and column ``i``: of a square of padded rows the valid ones come first."""
+    value, result = node.args[0].meta["val"], node.meta["val"]
+    matrix = max(value, result, key=lambda each: each.dim())
+    ends = [end % matrix.dim() for end in (argument(node, name) for name in ("dim1", "dim2")) if end is not None]
+    first, second = ends or (0, 1)
+    sizes = [matrix.shape[first], matrix.shape[second]]
+    offset = argument(node, "offset") or argument(node, "diagonal")
+    if any(expression(size) is not None for size in sizes) and (offset or not same_size(*sizes)):
+        raise context.refuse(
+            node, "takes a diagonal beside the main one, or of no square, of padded rows", "Use the main diagonal."
+        )
+
+
+def _along_columns(name: str):
+    """A rule for an op that is safe along another dimension than that of padded rows, which ``name`` names."""
+
+    def rule(context, node: fx.Node) -> None:
+        dim, value = argument(node, name), node.args[0].meta["val"]
+        if dim is None or expression(value.shape[dim % value.dim()]) is not None:
+            raise context.refuse(node, "works along padded rows", "Work along columns (dim=1).")
+
+    return rule
+
+
+def _among(context, node: fx.Node) -> None:
+    """``isin``: every entry on its own, if those it is looked for among are not padded."""
+    among = argument(node, "test_elements")
+    if isinstance(among, fx.Node) and padded_dims(among.meta.get("val")):
+        raise context.refuse(
+            node, "looks among padded rows", "Look among a tensor of a fixed size, or mark nodes in graph.ndata."
+        )
+
+
 _VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias", "view_as")
 
 RULES = {
@@ -159,6 +193,10 @@ RULES = {
     **dict.fromkeys(("repeat", "tile"), _repeat),
     **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
     **dict.fromkeys(("slice", "narrow"), _slice),
+    **dict.fromkeys(("diag", "diagonal", "diag_embed", "linalg_diagonal", "diagonal_copy"), _diagonal),
+    "repeat_interleave": _along_columns("dim"),
+    "unfold": _along_columns("dimension"),
+    "isin": _among,
     "select": _select,
     "arange": _arange,
 }
