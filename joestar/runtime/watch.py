@@ -35,8 +35,9 @@ HOOKS = (
     "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
 )  # fmt: skip
 _MEMBERS = ("_parameters", "_buffers", "_modules")
-_INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
-"""What PyTorch keeps in every module; ``training`` is followed elsewhere (``TrainingModes``)."""
+_INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "_use_segment_matmul_heuristic_output"}
+"""What PyTorch keeps in every module, and PyG's layers over types in themselves from the first call on; ``training``
+is followed elsewhere (``TrainingModes``)."""
 _NOTED = 5000
 """Facts after which plain objects are no longer looked into."""
 _SMALL = 4096

@@ -49,6 +49,9 @@ def test_steps_behind_full_inference_are_those_without_it(kind):
     assert losses[0] == losses[1]
     after = vars(net.layer)
     assert after.keys() == before.keys() and all(after[name] is value for name, value in before.items())
+    ends = torch.stack([end.long() for end in graph.coo()[:2]])
+    net(graph.ndata["x"], ends, graph.edata["edge_type"])  # in a loop of the user's own, where nobody puts things back
+    step(torch.arange(10))
 
 
 CACHED = {
