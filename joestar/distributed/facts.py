@@ -76,26 +76,36 @@ def flags_of(model: torch.nn.Module) -> dict[str, str]:
 
 def weights_of(model: torch.nn.Module, seeds: Tensor) -> dict[str, str]:
     """Bits of parameters and buffers, and of seeds: a device is waited for once."""
-    return _summed(model, seeds, [])[0]
+    return _summed({"model": model}, seeds, [])[0]
 
 
-def _summed(model: torch.nn.Module, seeds: Tensor, further: list[Tensor]) -> tuple[dict[str, str], list[int]]:
-    """``weights_of``, and checksums of further tensors."""
-    names, values = zip(("", seeds), *model.named_parameters(), *model.named_buffers(), strict=True)
-    first, *sums = checksums([*values, *further])
-    own = dict(zip(names[1:], sums, strict=False))
-    return {"seeds": said_of(seeds, first)} | {f"model.{name}": f"#{n}" for name, n in own.items()}, sums[len(own) :]
+def _summed(
+    modules: dict[str, torch.nn.Module], seeds: Tensor, further: list[Tensor]
+) -> tuple[dict[str, str], list[int]]:
+    """``weights_of`` modules, and checksums of further tensors."""
+    own = {
+        f"{kind}.{name}": value
+        for kind, module in modules.items()
+        for name, value in (*module.named_parameters(), *module.named_buffers())
+    }
+    first, *sums = checksums([seeds, *own.values(), *further])
+    facts = {name: f"#{number}" for name, number in zip(own, sums, strict=False)}
+    return {"seeds": said_of(seeds, first)} | facts, sums[len(own) :]
 
 
-def values_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: Tensor) -> dict[str, str]:
+def values_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: Tensor, loss: torch.nn.Module | None = None
+) -> dict[str, str]:
     """What training has made of parameters, buffers and optimizer: bits that must be the same before an epoch.
 
     Args:
         seeds: of the epoch: they are looked at with the rest, so that a device is waited for once.
+        loss: if it is a module.
     """
+    modules = {"model": model} | ({} if loss is None else {"loss": loss})
     state = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
     kept = [(name, value) for each in state for name, value in each.items()]
-    facts, sums = _summed(model, seeds, [value for _, value in kept if isinstance(value, Tensor)])
+    facts, sums = _summed(modules, seeds, [value for _, value in kept if isinstance(value, Tensor)])
     facts |= flags_of(model)
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():

@@ -50,7 +50,7 @@ _known: dict[str, Config] | None = None
 def cache_file() -> Path:
     """Where the choices are stored."""
     folder = os.environ.get("JOESTAR_CACHE")
-    if folder is None:
+    if not folder:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
     return Path(folder) / "tune.json"
 

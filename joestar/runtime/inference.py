@@ -24,6 +24,7 @@ from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
 from joestar.runtime.features import check_places, settle_and_check
 from joestar.runtime.guards import warn_of_branches
+from joestar.runtime.interrupts import WholeImports
 from joestar.runtime.modes import check_autocast, check_modules, evaluating
 from joestar.runtime.options import Options
 from joestar.runtime.own_errors import raise_own_error
@@ -98,6 +99,7 @@ class Inference:
         self.reads = captured.reads
         self.plan = Plan(values_of(captured, graph))
 
+    @WholeImports()
     @torch.inference_mode(False)  # a trace writes to what it makes, and what it keeps is used outside
     def _capture(self):
         program = Program(

@@ -1,6 +1,8 @@
 """A model's own errors and what it returns: said before, or better than, by a tracer."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -41,11 +43,24 @@ def raise_own_error(program, seeds: Tensor, key: Tensor) -> None:
             ids = program.graph.ids_of(seeds).long()
             further = {k: ids if k == "seeds" else data[k][seeds] for k in program.loss.inputs}
             given = outputs, torch.index_select(data["y"], 0, seeds)
-            loss_and_values(program.loss.call(*given, **further), program.loss.name)
+            with _as_before(program.loss.module):
+                loss_and_values(program.loss.call(*given, **further), program.loss.name)
     except JoestarError:
         raise
     except Exception as error:
         raise causes.own(error, program.model, program.origin, given) from error
+
+
+@contextlib.contextmanager
+def _as_before(module: torch.nn.Module | None) -> Iterator[None]:
+    """A loss that counts its calls, or keeps means of them, has not been called."""
+    kept = [] if module is None else [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
 
 
 def check_rows(values: list, structure, wanted, handed_out: bool, origin: str, further: bool = False) -> list[bool]:

@@ -82,14 +82,15 @@ class Ranks:
             "batch_size": epoch.batch_size, "shuffle": epoch.shuffle, "drop_last": epoch.drop_last,
             "epoch": epoch.number, "position": epoch.position, "seed": seed,
         }  # fmt: skip
-        facts = values_of(self.executor.program.model, optimizer, epoch.seeds)
+        program = self.executor.program
+        facts = values_of(program.model, optimizer, epoch.seeds, program.loss.module)
         self._agree("step.epoch", facts | {name: plain(value) for name, value in given.items()}, ready)
 
     def agree_on_call(self, seeds: Tensor, number: int, seed: int, optimizer, ready: bool) -> None:
         """The same before ``step(seeds)``; values of parameters are compared every ``COMPARED`` calls."""
-        model = self.executor.program.model
+        model, loss = self.executor.program.model, self.executor.program.loss.module
         often = {"seeds": said_of(seeds)} | flags_of(model)
-        facts = values_of(model, optimizer, seeds) if number % COMPARED == 1 else often
+        facts = values_of(model, optimizer, seeds, loss) if number % COMPARED == 1 else often
         self._agree("step(seeds)", facts | {"call": plain(number), "seed": plain(seed)}, ready)
 
     def _agree(self, what: str, facts: dict[str, str], ready: bool) -> None:

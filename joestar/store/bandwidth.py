@@ -187,7 +187,7 @@ def _device_seconds(work: Callable[[], object]) -> float:
 def file() -> Path:
     """Where measured speeds are kept."""
     folder = os.environ.get("JOESTAR_CACHE")
-    if folder is None:
+    if not folder:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
     return Path(folder) / "bandwidth.json"
 

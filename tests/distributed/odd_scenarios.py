@@ -323,6 +323,17 @@ def other_flags() -> dict:
     return found
 
 
+def other_loss() -> dict:
+    """A buffer of the loss, changed on a rank behind ``compile``."""
+    loss = FadedIn()
+    step = compiled(Net(), loss=loss)
+    next(step.epoch(ids(40), 5))
+    loss.steps += int(_is_last())
+    found = {"epoch": error_of(lambda: next(step.epoch(ids(40), 5)))}
+    loss.steps -= int(_is_last())
+    return found | {"alike": error_of(lambda: next(step.epoch(ids(40), 5)))}
+
+
 class Counting(Net):
     """Counts in a buffer what ``count`` says of the rows of seeds."""
 

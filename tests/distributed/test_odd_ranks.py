@@ -17,7 +17,7 @@ from tests.distributed.test_training import _Alone, close
 ALIKE = ["layouts", "void_losses", "logged_means", "held", "writing_losses"]
 """Scenarios of which two ranks make what one process makes."""
 
-DIFFERING = ["other_weights", "other_order", "other_flags", "own_metric", "counters"]
+DIFFERING = ["other_weights", "other_order", "other_flags", "other_loss", "own_metric", "counters"]
 """Scenarios in which ranks differ."""
 
 
@@ -178,6 +178,13 @@ def test_what_is_frozen_is_the_same_on_all_ranks(two):
     for rank in two:
         for name, said in rank["other_flags"].items():
             assert "DistributedError: the ranks differ at step" in said and words[name.partition(", ")[0]] in said
+
+
+def test_buffers_of_the_loss_are_compared_as_the_models_are(two):
+    for rank in two:
+        assert rank["other_loss"]["alike"] == ""
+        assert "DistributedError: the ranks differ at step.epoch" in rank["other_loss"]["epoch"]
+        assert "loss.steps" in rank["other_loss"]["epoch"]
 
 
 def test_scores_of_rank_0_decide_for_all(two):

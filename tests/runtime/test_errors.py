@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import joestar
+from joestar import fn
 from joestar.bench.planted import planted
 from joestar.errors import (
     ChangedAfterCompileError,
@@ -362,3 +363,29 @@ def test_labels_without_a_column(loss, execution):
     message = rf"graph.ndata\['y'\] gives {CLASSES} for node 5, which is out of range at .* ids in \[-?\d, {CLASSES}\)"
     with pytest.raises(LabelError, match=message):
         next(step.epoch(IDX, 100))
+
+
+class _Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, out, y):
+        self.calls += 1
+        return F.cross_entropy(out, y)
+
+
+class _TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES).double()
+
+    def forward(self, blocks, x):
+        return self.last(blocks[0].pull(fn.copy_u(self.first(x)), "mean").double())
+
+
+def test_what_is_tried_before_a_trace_is_no_call_of_the_loss():
+    loss, net = _Counting(), _TwoDtypes()
+    sampler = joestar.NeighborSampler(planted_graph(nodes=400), [3])
+    step = joestar.compile(net, sampler, loss, torch.optim.SGD(net.parameters(), 0.1), backend="eager")
+    assert len(list(step.epoch(torch.arange(100), 20))) == int(loss.calls) == 5

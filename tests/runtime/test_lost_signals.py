@@ -114,6 +114,14 @@ def test_loops_of_ones_own_end_as_well(number):
     assert len(list(epoch)) == 4
 
 
+@pytest.mark.parametrize("number", RAISED)
+def test_exact_inference_ends_as_well(number):
+    step = made()
+    with pressed_in_trace(number, 0, CaptureError), pytest.raises(RAISED[number]), terminable():
+        step.predict(IDX, full=True)
+    assert step.predict(IDX, full=True).shape == (len(IDX), CLASSES)
+
+
 @pytest.mark.parametrize("becomes", [RuntimeError, None])
 def test_sigterm_of_which_a_callback_makes_something_else(tmp_path, becomes):
     saved = joestar.Checkpoints(tmp_path)
