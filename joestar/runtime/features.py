@@ -24,13 +24,17 @@ def call_model(model: nn.Module, blocks: list, features: Tensor | None, source: 
 
     A ``Subgraph`` in place of blocks: ``model(x, edge_index, ...)`` on all of its nodes (``joestar.pyg``).
 
-    ``source``: what gathers them, where that is not plain indexing (``source_of(graph.ndata, "x")``).
+    ``source``: what gathers them, where that is not plain indexing (``source_of(graph.ndata, "x")``). What the sampler
+    has set as ``blocks[0].srcdata["x"]`` comes before the graph's.
     """
     if isinstance(blocks[0], Subgraph):
         return call_on_subgraph(model, blocks[0], _rows_of(features, source, blocks[0].srcs))
     if features is None:
         return model(blocks)
-    return model(blocks, _rows_of(features, source, blocks[0].srcs))
+    first = blocks[0]
+    if "x" in getattr(first.srcdata, "own", ()):
+        return model(blocks, first.srcdata["x"])
+    return model(blocks, _rows_of(features, source, first.srcs))
 
 
 def _rows_of(features: Tensor | None, source: RowSource | None, nodes: Tensor) -> Tensor | None:

@@ -109,6 +109,30 @@ def test_values_of_the_sampler_are_those_of_plain_pytorch(pick, execution):
     assert net.scale.item() != 1.5
 
 
+class Masking:
+    """Hides columns of what the model reads: rows of its own in the place of the graph's."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def sample(self, graph, seeds):
+        block = graph[:, seeds].individual_sample(3)
+        block.srcdata["x"] = block.srcdata["x"] * (torch.arange(FEATURES) % 2)
+        return [block]
+
+
+@pytest.mark.parametrize("execution", ["padded", "exact"])
+def test_features_that_the_sampler_sets_are_those_of_the_model(execution):
+    graph = _graph()
+    torch.manual_seed(0)
+    net = joestar.nn.GraphSAGE(FEATURES, 8, num_layers=1, out_channels=CLASSES).double()
+    ours = joestar.compile(net, Masking(graph), backend="eager", execution=execution, slack=0.5)(SEEDS[:30])
+    (block,) = Masking(graph).sample(graph.keyed(0, 0, 1), SEEDS[:30])
+    rows = graph.ndata["x"][block.srcs] * (torch.arange(FEATURES) % 2)
+    torch.testing.assert_close(ours, net([block], rows))
+    assert not torch.equal(ours, net([block], graph.ndata["x"][block.srcs]))
+
+
 # --- what a sampler may be, and what it may not draw from ---
 
 
