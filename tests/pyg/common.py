@@ -1,5 +1,6 @@
 """A small graph with every kind of data, and what PyG computes on the subgraph of a batch, put together by hand."""
 
+import pytest
 import torch
 
 import joestar
@@ -63,3 +64,16 @@ def expected(model, sampler, seeds, key, names: tuple[str, ...]):
         given[name] = graph.edata[name][eids] if name in graph.edata else graph.ndata[name][nodes]
     output = model(given.pop("x"), **given)
     return output[: seeds.numel()]
+
+
+def step_alike(loss, wanted, optimizer) -> None:
+    """A step of the reference, whose loss is ``wanted``; Joestar's was ``loss``."""
+    optimizer.zero_grad()
+    wanted.backward()
+    optimizer.step()
+    assert float(loss) == pytest.approx(wanted.item(), rel=1e-9)
+
+
+def same_parameters(model, other) -> None:
+    for ours, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, wanted)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch_geometric import nn as gnn
 
 import joestar
-from pyg.common import expected, toy_graph
+from pyg.common import expected, same_parameters, step_alike, toy_graph
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +92,8 @@ def test_tensors_of_a_fixed_size_are_handed_to_the_loss_whole(graph, what):
         rows = expected(other, sampler, seeds, key, ())
         head.remove()
         wanted = penalised((rows, further["all"][1]), graph.ndata["y"][seeds])
-        theirs.zero_grad()
-        wanted.backward()
-        theirs.step()
-        assert float(loss) == pytest.approx(wanted.item(), rel=1e-9)
-    for ours, wanted in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours, wanted)
+        step_alike(loss, wanted, theirs)
+    same_parameters(model, other)
 
 
 def test_they_are_no_rows_of_predictions(graph):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch_geometric import nn as gnn
 
 import joestar
-from pyg.common import expected
+from pyg.common import expected, same_parameters, step_alike
 
 NODES = 60
 
@@ -55,9 +55,5 @@ def test_nothing_of_them_is_read(kind):
     for number, (loss, seeds) in enumerate(step.epoch(torch.arange(1, 41), 10, with_seeds=True)):
         rows = expected(other, sampler, seeds, (step.seed, 0, number), ("edge_attr", "edge_weight"))
         wanted = F.cross_entropy(rows, held.ndata["y"][seeds])
-        theirs.zero_grad()
-        wanted.backward()
-        theirs.step()
-        assert float(loss) == pytest.approx(wanted.item(), rel=1e-9)
-    for ours, wanted in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours, wanted)
+        step_alike(loss, wanted, theirs)
+    same_parameters(model, other)
