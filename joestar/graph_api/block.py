@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import CaptureError, GraphError, SamplerError
-from joestar.graph_api.computation import Computation
+from joestar.graph_api.computation import Computation, check_side
 from joestar.graph_api.gathered import Gathered, carry, rows_of
 from joestar.graph_api.reversed import Reversed
 from joestar.ops.padding.rows_at import rows_at
@@ -176,8 +176,7 @@ class Block(Computation):
 
     def graph_degrees(self, side: str) -> Tensor:
         """In-degrees in the whole graph of the ``"src"`` or ``"dst"`` nodes, int64; ``GraphError`` for other sides."""
-        if side not in ("src", "dst"):
-            raise GraphError(f'graph_degrees: side must be "src" or "dst"; got {side!r}.')
+        check_side(side, "graph_degrees")
         ids = self.srcs if side == "src" else self.dsts
         return self.graph.whole_degrees_of(ids)
 

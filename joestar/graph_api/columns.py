@@ -140,7 +140,8 @@ class Columns(Computation):
                 in ``graph.edata``, or a tensor as for one of the next two, told apart by its number of entries (an
                 error where both fit).
             replace: with replacement: exactly ``k`` picks wherever there is an edge (of positive weight).
-            edge_probs: in place of ``probs``: a name, or weights of the graph's edges, float32 ``[graph.num_edges]``.
+            edge_probs: in place of ``probs``: a name (of the slice's own values, if ``edata`` was set under it),
+                or weights of the graph's edges, float32 ``[graph.num_edges]``.
             slice_probs: in place of ``probs``: values ``[num_edges]`` computed on this slice's own edges (from
                 ``columns.edata``, ``columns.apply_edges`` ...).
 

@@ -62,13 +62,14 @@ class Computation:
         if not isinstance(message, Message):
             values = self.apply_edges(message, src=src, dst=dst, edge=edge)
             if isinstance(values, dict):
-                return {name: self._reduce(value, reduce) for name, value in values.items()}
-            return self._reduce(values, reduce)
+                return {name: self._aggregate(value, reduce) for name, value in values.items()}
+            return self._aggregate(values, reduce)
         x, weight = _as_product(message)
         if x is not None:
             weight = None if weight is None else self._rows(weight, "e")
+            _check_floating(x)
             return self._spmm(self._rows(x, "u"), weight, reduce)
-        return self._reduce(self.apply_edges(message), reduce)
+        return self._aggregate(self.apply_edges(message), reduce)
 
     def push(
         self, message: MessageFunction, reduce: str, *, src: Mapping | None = None, dst: Mapping | None = None,
@@ -82,14 +83,16 @@ class Computation:
         """
         return self.pull(message, reduce, src=src, dst=dst, edge=edge)
 
+    def _aggregate(self, values: Tensor, reduce: str) -> Tensor:
+        _check_floating(values)
+        return self._reduce(values, reduce)
+
     def _reduce(self, values: Tensor, reduce: str) -> Tensor:
         """Per destination, over the values of its edges."""
-        _check_floating(values)
         order = torch.arange(values.shape[0], dtype=self.indices.dtype, device=values.device)
         return torch.ops.joestar.spmm(self.indptr, order, values, None, reduce)
 
     def _spmm(self, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
-        _check_floating(x)
         return torch.ops.joestar.spmm(self.indptr, self.indices, x, weight, reduce)
 
     # --- per edge, per node ---
@@ -119,6 +122,8 @@ class Computation:
         return _OPS[message.op](left, right)
 
     def _of_both_ends(self, message: Message, lhs: Tensor, rhs: Tensor) -> Tensor:
+        for operand in (lhs, rhs):
+            _check_floating(operand, f"{message.name}: operands of both ends must be floating point")
         if lhs.shape[1:] != rhs.shape[1:]:
             shapes = f"{list(lhs.shape)} and {list(rhs.shape)}"
             raise GraphError(f"{message.name}: operands need the same trailing shape; got {shapes}.")
@@ -160,14 +165,14 @@ class Computation:
             side: ``"dst"`` or ``"src"``; on a graph, both are all nodes.
             data: tensors by name, besides those of graph or block.
         """
-        if side not in ("src", "dst"):
-            raise GraphError(f'apply_nodes: side must be "src" or "dst"; got {side!r}.')
+        check_side(side, "apply_nodes")
         frame, rows = (self.srcdata, self.num_src) if side == "src" else (self.dstdata, self.num_dst)
         given = {name: self._rows(value, "u" if side == "src" else "v") for name, value in (data or {}).items()}
         return check_result(function(NodeBatch(Rows("nodes.data", given, frame, _same), rows)), rows, "nodes")
 
     def edge_softmax(self, scores: Tensor) -> Tensor:
-        """Softmax of edge scores ``[E]`` or ``[E, H]`` over the in-edges of each destination."""
+        """Softmax of edge scores ``[E]`` or ``[E, H]``, floating point, over the in-edges of each destination."""
+        check_scores(scores)
         return torch.ops.joestar.edge_softmax(self.indptr, self._rows(scores, "e"))
 
     def _edge_batch(self, src: Mapping | None, dst: Mapping | None, edge: Mapping | None) -> EdgeBatch:
@@ -235,8 +240,17 @@ def _is_weight(x: Tensor, e: Tensor) -> bool:
     return e.dim() == 1 or (x.dim() == 3 and e.dim() == 2 and x.shape[1] in (1, e.shape[1]))
 
 
-def _check_floating(messages: Tensor) -> None:
-    if not messages.dtype.is_floating_point:
-        raise GraphError(
-            f"pull: messages must be floating point to be aggregated; got {messages.dtype}. Use .float() or .double()."
-        )
+def check_side(side: str, call: str) -> None:
+    """Raises ``GraphError`` for sides other than ``"src"`` and ``"dst"``."""
+    if side not in ("src", "dst"):
+        raise GraphError(f'{call}: side must be "src" or "dst"; got {side!r}.')
+
+
+def check_scores(scores: Tensor) -> None:
+    """Raises ``GraphError`` for scores that are no floating-point numbers."""
+    _check_floating(scores, "edge_softmax: scores must be floating point")
+
+
+def _check_floating(values: Tensor, wanted: str = "pull: messages must be floating point to be aggregated") -> None:
+    if not values.dtype.is_floating_point:
+        raise GraphError(f"{wanted}; got {values.dtype}. Use .float() or .double().")

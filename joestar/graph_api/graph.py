@@ -9,7 +9,7 @@ from joestar.errors import GraphError
 from joestar.graph_api import transform
 from joestar.graph_api.arrays import SPLITS, Split, version
 from joestar.graph_api.columns import Columns
-from joestar.graph_api.computation import Computation
+from joestar.graph_api.computation import Computation, check_side
 from joestar.graph_api.context import SamplingContext
 from joestar.graph_api.frame import Frame
 from joestar.graph_api.interchange import Interchange
@@ -216,7 +216,8 @@ class Graph(Interchange, Computation):
         return torch.index_select(self.whole_degrees, 0, nodes)
 
     def graph_degrees(self, side: str) -> Tensor:
-        """In-degrees of every node (either side of a square graph)."""
+        """In-degrees of every node, int64 ``[num_nodes]``; ``GraphError`` unless ``side`` is ``"src"`` or ``"dst"``."""
+        check_side(side, "graph_degrees")
         return self.in_degrees()
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,8 @@ def check_edge_probs(graph, probs: Tensor | str) -> None:
 def edge_weight(columns, probs=None, edge_probs=None, slice_probs=None) -> tuple[Tensor, bool] | None:
     """(float32 weights, whether they are of the whole graph's edges and not of the slice's); ``None`` if none is given.
 
-    ``edge_probs`` and ``slice_probs`` say which they are. ``probs`` is a name, a tensor of ``graph.edata``, or another
+    ``edge_probs`` and ``slice_probs`` say which they are; a name whose values were set in the slice is the slice's.
+    ``probs`` is a name, a tensor of ``graph.edata``, or another
     whose number of entries tells; where it does not, nothing is guessed.
 
     Raises:
@@ -45,6 +46,10 @@ def edge_weight(columns, probs=None, edge_probs=None, slice_probs=None) -> tuple
     if slice_probs is not None:
         _check_tensor(weights, name, "a tensor with one weight per edge of the slice")
         return _slice_edges(columns, weights), False
+    if isinstance(weights, str) and columns._has_values and weights in columns.edata.own:
+        value = columns.edata[weights]
+        _check_tensor(value, f"columns.edata[{weights!r}]", "a tensor with one weight per edge of the slice")
+        return _slice_edges(columns, value), False
     if isinstance(weights, str):
         return _constant_edges(graph, _named(weights, graph.edata, "edata", name), name), True
     _check_tensor(weights, name, "a name in graph.edata, or a tensor with one weight per edge")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.graph_api import fn
-from joestar.graph_api.computation import Computation
+from joestar.graph_api.computation import Computation, check_scores
 from joestar.graph_api.fn import Message
 
 _OTHER = {"u": "v", "v": "u", "e": "e"}
@@ -67,7 +67,9 @@ class Reversed(Computation):
         return self.base.in_degrees()
 
     def edge_softmax(self, scores: Tensor) -> Tensor:
-        """Softmax of edge scores ``[E]`` or ``[E, H]`` over the edges of each destination (source of ``base``)."""
+        """Softmax of edge scores ``[E]`` or ``[E, H]``, floating point, over the edges of each destination (source of
+        ``base``)."""
+        check_scores(scores)
         top = self.pull(fn.copy_e(scores.detach()), "max")
         power = torch.exp(scores - self._on_edges(top, "v"))
         return power / self._on_edges(self.pull(fn.copy_e(power), "sum"), "v")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from joestar.errors import GraphError
-from joestar.graph_api import Graph, fn
+from joestar.graph_api import Block, Graph, fn
 
 NUM_NODES = 17
 
@@ -196,6 +196,24 @@ def test_messages_are_floating_point(dtype):
         src = {"src": {"a": x}} if not isinstance(message, fn.Message) else {}
         with pytest.raises(GraphError, match=rf"must be floating point to be aggregated; got {dtype}. Use .float"):
             FULL.pull(message, "sum", **src)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_whole_numbers_are_refused_by_name_in_every_direction(structure, reverse):
+    g = STRUCTURES[structure]
+    g = (g if isinstance(g, Block) else g[:, torch.arange(g.num_nodes)].compact()).reverse() if reverse else g
+    x, y, e = (torch.ones(rows, 2, dtype=torch.int64) for rows in (g.num_src, g.num_dst, g.num_edges))
+    for message in (fn.copy_u(x), fn.copy_v(y), fn.copy_e(e), fn.u_mul_e(x, e[:, 0].double()), fn.u_mul_e(x, e)):
+        with pytest.raises(GraphError, match=r"pull: messages must be floating point .* got torch.int64. Use .float"):
+            g.pull(message, "max")
+    with pytest.raises(GraphError, match="pull: messages must be floating point"):
+        g.pull(lambda edges: {"a": edges.data["e"]}, "mean", edge={"e": e})
+    for message in (fn.u_dot_v(x, y), fn.u_add_v(x.double(), y), fn.v_div_u(y, x)):
+        with pytest.raises(GraphError, match=rf"{message.name}: operands of both ends must be floating point; got tor"):
+            g.apply_edges(message)
+    with pytest.raises(GraphError, match=r"edge_softmax: scores must be floating point; got torch.int64"):
+        g.edge_softmax(e)
 
 
 def test_infinities_pass_through():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joestar.errors import GraphError
+from joestar.errors import GraphError, SamplerError
 from joestar.graph_api import Block, Graph
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -160,3 +160,34 @@ def test_masks_that_are_not_of_the_edges(graph, mask, message):
 def test_degrees_of_unknown_sides(graph, side):
     with pytest.raises(GraphError, match='graph_degrees: side must be "src" or "dst"; got '):
         graph[:, torch.tensor([1, 2])].compact().graph_degrees(side)
+    with pytest.raises(GraphError, match='graph_degrees: side must be "src" or "dst"; got '):
+        graph.graph_degrees(side)
+
+
+@pytest.mark.parametrize("argument", ["probs", "edge_probs"])
+@SETTINGS
+@given(case=cases(), double=st.booleans(), some=st.booleans())
+def test_weights_by_name_are_those_that_were_set_in_the_slice(argument, case, double, some):
+    graph, dsts = case
+    picked = []
+    for name in ("p", "new", None):
+        columns = graph.keyed(3)[:, dsts]
+        columns = columns[torch.arange(0, graph.num_nodes, 2), :] if some else columns
+        weight = (columns.edata["n"] % 3).to(torch.float64 if double else torch.float32)
+        if name:
+            columns.edata[name] = weight
+        block = columns.individual_sample(2, **({argument: name} if name else {"slice_probs": weight}))
+        picked.append(block.eids)
+        assert (block.edata["n"] % 3 > 0).all() and (not name or torch.equal(block.edata[name], block.edata["n"] % 3))
+    assert torch.equal(picked[0], picked[2]) and torch.equal(picked[1], picked[2])
+
+
+def test_own_values_that_are_no_weights(graph):
+    columns = graph.keyed(3)[:, torch.tensor([1, 2])]
+    for value, words in (
+        (torch.ones(6, 2), r"torch.float32 \[6, 2\]"),
+        (torch.ones(6, dtype=torch.int64), "torch.int64"),
+    ):
+        columns.edata["w"] = value
+        with pytest.raises(SamplerError, match=rf"columns.edata\['w'\] must be one-dimensional and .* got {words}"):
+            columns.individual_sample(2, edge_probs="w")
