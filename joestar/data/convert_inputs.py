@@ -229,14 +229,14 @@ def check_text(inputs: Inputs, header: bool | None, delimiter: str | None, colum
 class _Columns:
     """Names of columns with the file that has them, as ``edge_columns`` takes them."""
 
-    def __init__(self, names: list[str], where: str):
-        self.names, self.where = names, where
+    def __init__(self, names: list[str], every: list[str], where: str):
+        self.names, self.every, self.where = names, every, where
 
 
 def chooser(path: Path, source, target) -> Callable[[list[str]], list[str]]:
     """From the names of columns to those of sources and destinations, of which the index of a data frame is none."""
 
     def choose(names: list[str]) -> list[str]:
-        return edge_columns(_Columns(without_index(names, (source, target))[0], str(path)), source, target)
+        return edge_columns(_Columns(without_index(names, (source, target))[0], names, str(path)), source, target)
 
     return choose

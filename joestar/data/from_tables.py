@@ -68,7 +68,8 @@ def from_tables(
     Args:
         edges: path of a CSV, TSV (also ``.gz``) or Parquet file, a pandas or polars frame, or a dict of columns.
         nodes: likewise, a row per node; without it, nodes are those that edges name.
-        source, target: columns of ``edges``, by name or position. Default: columns called so, or the first two.
+        source, target: columns of ``edges``, by name or position (of all, the index of a frame too). Default: columns
+            called so, or the first two.
         weight: column for ``edata["edge_weight"]`` float32 ``[E]``; ``None``: one called ``weight`` or ``w``;
             ``False``: none.
         edge_attr: columns for ``edata["edge_attr"]`` float32 ``[E, D]``; ``None``: all others; ``[]``: none.
@@ -96,7 +97,7 @@ def from_tables(
     """
     check_task(task)
     check_seed(seed)
-    asked = [value for value in (source, target, weight, *_listed(edge_attr)) if isinstance(value, str)]
+    asked = _named(source, target, weight, edge_attr)
     table = open_table(edges, "edges", header=header, delimiter=delimiter, asked=asked)
     notes = [note for note in (table.note(),) if note]
     ends = edge_columns(table, source, target)
@@ -155,8 +156,9 @@ def _read_nodes(nodes, sides: tuple[Ids, Ids], table, ends: list[str], chosen: t
     x, y = _array(features, "features"), _array(label, "label")
     if nodes is None:
         return _without_table(sides, table, ends, (x, y, features, label, split, id), task)
-    asked = [value for value in (id, label, split, *_listed(features)) if isinstance(value, str)]
-    found = open_table(nodes, "nodes", header=header, delimiter=delimiter, asked=asked)
+    asked = _named(id, label, split if isinstance(split, str) else None, features)
+    ids = IDS if id is None else ()
+    found = open_table(nodes, "nodes", header=header, delimiter=delimiter, asked=asked, ids=ids)
     notes += [f"{found.where}: {note}" for note in (found.note(),) if note]
     key = _chosen(found, id, IDS, 0)
     labels = [] if y is not None else _labels(found, label, key)
@@ -239,8 +241,10 @@ def _checked(x: np.ndarray | None, count: int) -> np.ndarray | None:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _listed(value) -> list:
-    return list(value) if isinstance(value, (list, tuple)) else []
+def _named(*values) -> list[str | int]:
+    """Names and positions of columns among what was asked for, and in lists of it."""
+    flat = (one for value in values for one in (value if isinstance(value, (list, tuple)) else [value]))
+    return [one for one in flat if isinstance(one, (str, int)) and not isinstance(one, bool)]
 
 
 def _is_npy(value) -> bool:
@@ -282,9 +286,9 @@ def _check_roles(table, roles: dict[str, list]) -> None:
 
 def _column(table, name: str | int, what: str) -> str:
     if isinstance(name, int) and not isinstance(name, bool):
-        if not 0 <= name < len(table.names):
-            raise DataError(f"{table.where}: {what}={name} is no column; there are {len(table.names)}, from 0.")
-        return table.names[name]
+        if not 0 <= name < len(table.every):
+            raise DataError(f"{table.where}: {what}={name} is no column; there are {len(table.every)}, from 0.")
+        return table.every[name]
     if name not in table.names:
         raise DataError(
             f"{table.where}: there is no column {name!r} ({what}); there is: {', '.join(table.names)}{_AS_ARRAY}."

@@ -45,13 +45,16 @@ def is_frame(thing) -> bool:
     )  # fmt: skip
 
 
-def open_table(source, what: str, *, header: bool | None, delimiter: str | None, asked: list[str]):
+def open_table(
+    source, what: str, *, header: bool | None, delimiter: str | None, asked: list[str | int],
+    ids: Collection[str] = (),
+):  # fmt: skip
     """A table to read columns from.
 
     Args:
         source: the path of a file, a frame or a dict of columns.
         what: ``"edges"`` or ``"nodes"``, for messages.
-        asked: names of columns that the caller asked for.
+        asked: names and positions of columns that the caller asked for. ids: see ``without_index``.
 
     Raises:
         DataError: it is none of these, or cannot be read.
@@ -63,12 +66,12 @@ def open_table(source, what: str, *, header: bool | None, delimiter: str | None,
         if path.suffix.lower() in PARQUET:
             from joestar.data.arrow import read_parquet
 
-            return FrameTable(read_parquet(path), str(path), asked)
+            return FrameTable(read_parquet(path), str(path), asked, ids)
         if not is_table(path):
             raise DataError(f"{path}: a table's name must end in {', '.join((*TEXT, *PARQUET))}, or .gz behind it.")
-        return TextTable(path, header, delimiter, asked)
+        return TextTable(path, header, delimiter, asked, ids)
     if is_frame(source):
-        return FrameTable(source, what, asked)
+        return FrameTable(source, what, asked, ids)
     raise DataError(
         f"{what} must be the path of a CSV, TSV or Parquet file, a pandas or polars frame, or a dict of columns; got "
         f"{type(source).__name__}."
@@ -76,13 +79,15 @@ def open_table(source, what: str, *, header: bool | None, delimiter: str | None,
 
 
 class TextTable:
-    """A text file."""
+    """A text file; ``every`` are its columns by position, ``names`` those without the nameless index of a frame."""
 
-    def __init__(self, path: Path, header: bool | None, delimiter: str | None, asked: list[str]):
+    def __init__(
+        self, path: Path, header: bool | None, delimiter: str | None, asked: list[str | int], ids: Collection[str] = ()
+    ):
         self.path, self.where = path, str(path)
-        self.layout = csv_reader.look(path, header, delimiter, asked)
-        names = self.layout.names
-        self.names, self.index = without_index(names, asked) if self.layout.header else (names, None)
+        self.layout = csv_reader.look(path, header, delimiter, [name for name in asked if isinstance(name, str)])
+        self.every = self.layout.names
+        self.names, self.index = without_index(self.every, asked, ids) if self.layout.header else (self.every, None)
 
     def read(self, roles: dict[str, str]) -> dict:
         """Columns by name, see ``csv_reader.read``."""
@@ -106,15 +111,16 @@ class TextTable:
 
 
 class FrameTable:
-    """A data frame, a pyarrow table or a dict of columns."""
+    """A data frame, a pyarrow table or a dict of columns; ``every`` and ``names`` as ``TextTable`` has them."""
 
-    def __init__(self, frame, where: str, asked: Collection[str] = ()):
+    def __init__(self, frame, where: str, asked: Collection[str | int] = (), ids: Collection[str] = ()):
         self.where = where
         arrow = hasattr(
             type(frame), "column_names"
         )  # its `columns` are not names; of the type: a column may be so called
         keys = list(frame if isinstance(frame, dict) else frame.column_names if arrow else frame.columns)
-        self.names, self.index = without_index([str(key) for key in keys], asked)
+        self.every = [str(key) for key in keys]
+        self.names, self.index = without_index(self.every, asked, ids)
         self.columns = {str(key): frame[key] for key in keys if str(key) in self.names}
         if not self.names:
             raise DataError(f"{where}: expected columns; there are none.")

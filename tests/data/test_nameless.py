@@ -77,8 +77,10 @@ def test_header_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "parquet"])
-@pytest.mark.parametrize("columns", [None, (0, 1), ("source", "target")])
+@pytest.mark.parametrize("columns", [None, "positions", ("source", "target")])
 def test_convert_leaves_it_out(tmp_path, capsys, form, columns):
+    if columns == "positions":
+        columns = (0, 1) if form == "parquet" else (1, 2)  # pandas writes the index behind the others
     source = written(EDGES, tmp_path / "edges", form)
     graph = joestar.load(convert(source, tmp_path / "graph", columns=columns, **(QUIET | {"verbose": True})))
     src, dst, _ = graph.coo()
@@ -86,3 +88,86 @@ def test_convert_leaves_it_out(tmp_path, capsys, form, columns):
     said = capsys.readouterr().err
     name = "__index_level_0__" if form == "parquet" else "one without a name"
     assert "not converted" in said and name in said and "weight" in said
+
+
+FORMS = ["csv", "csv by arrow", "tsv", "parquet", "arrow", "read back", "dict"]
+
+
+def laid_out(frame, path, form, monkeypatch):
+    """(a table whose first column is the index, in most forms; where the others begin)."""
+    if form == "csv by arrow":
+        monkeypatch.setattr(csv_reader, "FAST_FROM", 0)
+        form = "csv"
+    if form == "dict":
+        return {"__index_level_0__": frame.index.to_numpy(), **{name: frame[name] for name in frame}}, 1
+    return written(frame, path, form), 0 if form in ("parquet", "arrow") else 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loaded", [True, False])
+def test_positions_count_all_columns(tmp_path, monkeypatch, form, loaded):
+    """They counted those without the index: source=1 was the third column."""
+    read = joestar.load if loaded else from_tables
+    swapped = EDGES[["weight", "source", "target"]].rename(columns={"weight": "a", "source": "b", "target": "c"})
+    edges, first = laid_out(swapped, tmp_path / "edges", form, monkeypatch)
+    nodes, _ = laid_out(
+        NODES[["a", "id", "label"]].set_axis(list("pqr"), axis=1), tmp_path / "nodes", form, monkeypatch
+    )
+    graph = read(
+        edges, nodes=nodes, source=first + 1, target=first + 2, edge_attr=[first], id=first + 1, label=first + 2,
+        features=[first], header=None if form in ("parquet", "arrow", "read back", "dict") else True, verbose=False,
+    )  # fmt: skip
+    src, dst, _ = graph.coo()
+    raw = [graph.mapping.to_raw(side.tolist()) for side in (src, dst)]
+    assert sorted(zip(*raw, strict=True)) == [(0, 1), (1, 3), (3, 4)]
+    assert sorted(graph.edata["edge_attr"].flatten().tolist()) == [0.5, 1.5, 2.5]
+    assert graph.ndata["x"].flatten().tolist() == pytest.approx([0.1, 0.2, 0.4, 0.5])
+    assert graph.class_names == ["x", "y"] and graph.ndata["y"].tolist() == [0, 1, 1, 0]
+    with pytest.raises(DataError, match="source=4 is no column; there are 4, from 0"):
+        read(edges, source=4, verbose=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_position_asks_for_it(tmp_path, monkeypatch, form):
+    nodes, first = laid_out(NODES[["a", "label"]], tmp_path / "nodes", form, monkeypatch)
+    edges = EDGES[["source", "target"]] + 5
+    graph = from_tables(edges, nodes, id=0 if first else 2, verbose=False)
+    assert graph.mapping.to_raw(range(4)) == [5, 6, 8, 9] and graph.ndata["x"].shape == (4, 1)
+    edges, first = laid_out(pd.DataFrame({"to": [1, 2]}, index=[5, 6]), tmp_path / "edges", form, monkeypatch)
+    graph = from_tables(edges, source=0 if first else 1, verbose=False)
+    assert graph.mapping.to_raw(range(4)) == [1, 2, 5, 6] and not graph.edata
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "parquet"])
+def test_convert_is_asked_for_it_by_position(tmp_path, form):
+    source = written(pd.DataFrame({"to": [1, 2]}, index=[3, 0]), tmp_path / "edges", form)
+    columns = (1, 0) if form == "parquet" else (0, 1)
+    graph = joestar.load(convert(source, tmp_path / "graph", columns=columns, **QUIET))
+    src, dst, _ = graph.coo()
+    assert sorted(zip(src.tolist(), dst.tolist(), strict=True)) == [(0, 2), (3, 1)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_are_the_first_column_unless_one_is_called_so(tmp_path, monkeypatch, capsys, form):
+    """Where the index was left out, the first feature became the ids."""
+    nodes, first = laid_out(NODES[["a", "label"]], tmp_path / "nodes", form, monkeypatch)
+    if not first:
+        nodes, first = laid_out(NODES[["id", "a"]].rename(columns={"id": "k"}), tmp_path / "k", form, monkeypatch)
+        graph = from_tables(EDGES, nodes)
+        assert graph.mapping.to_raw(range(4)) == [0, 1, 3, 4] and graph.ndata["x"].shape == (4, 1)
+        assert "left out: '__index_level_0__'" in capsys.readouterr().err
+        return
+    graph = from_tables(EDGES[["source", "target"]] + 5, nodes)
+    assert graph.mapping.to_raw(range(4)) == [5, 6, 8, 9] and graph.ndata["x"].shape == (4, 1)
+    said = capsys.readouterr().err
+    assert "the ids are '" in said and "the index of a data frame without a name" in said
+    assert "nodes" in said and not [line for line in said.splitlines() if "nodes" in line and "left out" in line]
+
+
+def test_names_in_lists_ask_for_it(tmp_path):
+    nodes = pd.read_csv(written(NODES.set_axis([1, 0, 0, 1], axis=0), tmp_path / "nodes", "csv"))
+    graph = from_tables(EDGES, nodes, label=["Unnamed: 0"], features="a", verbose=False)
+    assert graph.ndata["y"].tolist() == [1, 0, 0, 1]
+    edges = pd.read_csv(written(EDGES, tmp_path / "edges", "csv"))
+    graph = from_tables(edges, edge_attr="Unnamed: 0", verbose=False)
+    assert sorted(graph.edata["edge_attr"].flatten().tolist()) == [7, 8, 9]
