@@ -114,15 +114,16 @@ def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
     """What ``forward`` is called with, in order: pairs of the parameter's name and where it comes from.
 
     That is ``x`` (features: the parameter of this name, else the first one without default that is neither
-    ``edge_index`` nor named as a tensor of the graph), ``edges``, ``edge`` or ``node`` (the tensor of that name in
-    ``graph.edata``, else in ``graph.ndata``). Parameters with a default are given only edge data, and features, if they
-    are called ``x`` and the graph has some.
+    ``edge_index``, nor data of edges by its name, nor named as a tensor of the graph), ``edges``, ``edge`` or ``node``
+    (the tensor of that name in ``graph.edata``, else in ``graph.ndata``). Parameters with a default are given only edge
+    data, and features, if they are called ``x``, the graph has some, and no other parameter needs them.
 
     Raises:
         ConfigError: ``forward`` needs a tensor that the graph has not.
     """
-    found, features, parameters = [], False, _parameters(model)
-    named = "x" in parameters and (parameters["x"] is _EMPTY or "x" in graph.ndata)
+    found, parameters = [], _parameters(model)
+    first = next((name for name, default in parameters.items() if default is _EMPTY and _may_be_x(name, graph)), None)
+    named = "x" in parameters and (parameters["x"] is _EMPTY or ("x" in graph.ndata and first is None))
     for name, default in parameters.items():
         if name == "edge_index":
             found.append((name, "edges"))
@@ -132,8 +133,7 @@ def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
             found.append((name, "edge"))
         elif default is _EMPTY and name in graph.ndata:
             found.append((name, "node"))
-        elif default is _EMPTY and not (features or named):
-            features = True
+        elif name == first and not named:
             found.append((name, "x"))
         elif default is _EMPTY and name in _CUTS:
             raise ConfigError(
@@ -145,9 +145,14 @@ def arguments_of(model: nn.Module, graph) -> list[tuple[str, str]]:
             raise ConfigError(
                 f"{type(model).__name__}.forward takes {name}, and the graph has no such tensor: set "
                 f"graph.edata[{name!r}] ([num_edges, ...]) or graph.ndata[{name!r}] ([num_nodes, ...]), or give the "
-                "parameter a default."
+                f"parameter a default ({name}=None); where a sampler sets it in its blocks, it gets that."
             )
     return found
+
+
+def _may_be_x(name: str, graph) -> bool:
+    """Whether a parameter without default may be the features, by its name: no data of edges or of the graph's."""
+    return not (name.startswith("edge_") or name in _CUTS or name in graph.edata or name in graph.ndata)
 
 
 def call_on_subgraph(model: nn.Module, subgraph: Subgraph, x: Tensor | None):
