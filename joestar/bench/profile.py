@@ -226,6 +226,9 @@ class _Run:
     def _copies(self) -> tuple[nn.Module, torch.optim.Optimizer, Callable]:
         """Of model, optimizer and loss, which refer to one another; of what cannot be copied, the loss itself."""
         given, graph = (self.model, self.optimizer, self.loss_fn), self.sampler.graph
+        owner = getattr(self.loss_fn, "__self__", self.loss_fn)
+        if not isinstance(owner, nn.Module):  # a trainer's method would bring its data along
+            return *copy.deepcopy(given[:2], {id(graph): graph}), self.loss_fn
         try:
             return copy.deepcopy(given, {id(graph): graph})
         except Exception:  # a loss that holds a file, a lock, a result of autograd

@@ -87,7 +87,6 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place:
 
     Raises:
         ConfigError: if only a part of it is there, or it cannot be.
-        DistributedError: if processes cannot meet at such an address.
     """
     if "WORLD_SIZE" not in environment and "RANK" not in environment:
         return Place()
@@ -109,11 +108,11 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place:
             f"RANK {rank}, WORLD_SIZE {world}, LOCAL_RANK {local_rank} and LOCAL_WORLD_SIZE {local} do not fit: ranks "
             "count from 0 and are smaller than their number."
         )
-    _check_address(environment["MASTER_ADDR"], environment["MASTER_PORT"])
     return Place(rank, world, local_rank, local)
 
 
-def _check_address(host: str, port: str) -> None:
+def check_address(host: str, port: str) -> None:
+    """Raises ``DistributedError`` if processes cannot meet at such an address."""
     remedy = (
         "Set MASTER_ADDR to the name or address of rank 0's host and MASTER_PORT to a free port there, on all ranks."
     )

@@ -19,6 +19,7 @@ from joestar.distributed.group import Group
 from joestar.distributed.place import (
     Found,
     Place,
+    check_address,
     check_devices,
     early_word,
     find_device,
@@ -153,6 +154,7 @@ def _own_store(place: Place, timeout: float):
                 f"environment says {place.rank} of {place.world}: call joestar.distributed.init() instead."
             )
         return dist.distributed_c10d._get_default_store()
+    check_address(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     from torch.distributed.rendezvous import rendezvous  # not every build of PyTorch has it
 
     seconds, start = max(JOINING, timeout), time.monotonic()

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from joestar.torch_private import statically_known_true
+
 aten = torch.ops.aten
 
 
@@ -25,6 +27,11 @@ def _column_stack(tensors: list[Tensor]) -> Tensor:
 
 def _tensordot(a: Tensor, b: Tensor, dims_self: list[int], dims_other: list[int]) -> Tensor:
     over, under = ([dim % x.dim() for dim in dims] for x, dims in ((a, dims_self), (b, dims_other)))
+    for one, other in zip(over, under, strict=True):  # a size of 1 goes with any
+        if statically_known_true(a.shape[one] == 1):
+            b = b.sum(other, keepdim=True)
+        elif statically_known_true(b.shape[other] == 1):
+            a = a.sum(one, keepdim=True)
     rows = [dim for dim in range(a.dim()) if dim not in over]
     columns = [dim for dim in range(b.dim()) if dim not in under]
     inner = [a.shape[dim] for dim in over]

@@ -23,7 +23,7 @@ def settle_out(gm: fx.GraphModule) -> None:
         CaptureError: an op writes to something else than one tensor, its first operand or ``out``.
     """
     for node in list(gm.graph.nodes):
-        if not isinstance(node.target, OpOverload) or node.target.namespace == "joestar":
+        if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
             continue
         arguments = node.target._schema.arguments
         written = [argument for argument in arguments if argument.alias_info and argument.alias_info.is_write]

@@ -165,7 +165,8 @@ class Checkpoints:
     def check(self, step) -> None:
         """Raises ``ConfigError`` where ``save`` would for what is no tensor: before anything is trained."""
         storable(self.extra, "Checkpoints.extra")
-        storable(step.optimizer.state_dict()["param_groups"], "a group of the optimizer: param_groups")
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in step.optimizer.param_groups]
+        storable(groups, "a group of the optimizer: param_groups")
         prepared = step.scorer.prepared
         for what, module in (("model", step.model), ("loss", prepared and prepared.module)):
             for name, value in ({} if module is None else module.state_dict()).items():

@@ -108,6 +108,7 @@ class Fit:
             self.terminated.check()
             self._check_scores()
             self._after_step(StepRecord(number, epoch.position - 1, epoch.steps, loss, epoch.logged), epoch)
+            self.terminated.check()
             if settings.checkpoint_every is not None and len(self.losses) % settings.checkpoint_every == 0:
                 self._note_seconds()
                 self.save_together()
@@ -379,10 +380,10 @@ def _trained(run: Fit, epochs: int) -> History:
         if interrupt is error:
             raise
         raise interrupt from error  # something on the way made another error of it
-    if run.history.best is not None:
-        step.model.load_state_dict(run.history.best)
     if run.history.best_loss is not None:
         run.loss.load_state_dict(run.history.best_loss)
+    if run.history.best is not None:  # last: averages, of what a loss may hold as it was trained
+        step.model.load_state_dict(run.history.best)
     return run.history
 
 
@@ -390,8 +391,10 @@ def _epochs(run: Fit, epochs: int) -> None:
     settings, history = run.settings, run.history
     while len(history.records) < epochs and not history.stopped_early:
         record = run.finish(run.mean_loss() if run.trained else run.train())
+        run.terminated.check()
         if settings.verbose and is_first():
             print(line(record, history, epochs), flush=True)
         run.save_together()
         if settings.on_epoch is not None and run.any_stops(stops(settings.on_epoch(record), "on_epoch")):
             history.stopped_early = True
+        run.terminated.check()

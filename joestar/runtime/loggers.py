@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -69,14 +70,14 @@ class CsvFile:
         folder = Path(os.path.realpath(self.path)).parent
         if not folder.is_dir():
             raise ConfigError(f"{self.path} cannot be written: there is no folder {folder}. Make it before.")
-        for place in (folder, self.path) if self.path.exists() else (folder,):
-            if not os.access(place, os.W_OK):
-                raise ConfigError(f"{self.path} cannot be written: there is no permission to write to {place}.")
+        place = self.path if self.path.exists() else folder
+        if not os.access(place, os.W_OK):
+            raise ConfigError(f"{self.path} cannot be written: there is no permission to write to {place}.")
         self._rows()
 
     def _rows(self) -> list[dict[str, str]]:
         """What the file holds."""
-        if not self.path.exists():
+        if not (self.path.is_file() or self.path.is_dir()):  # a device is written to only
             return []
         try:
             with self.path.open(newline="") as file:
@@ -116,18 +117,34 @@ class CsvFile:
         return True
 
     def _replace(self) -> None:
-        """Writes all rows beside, then renames: whatever ends the process, those that were there are not lost."""
+        """Writes all rows beside, then renames: whatever ends the process, those that were there are not lost.
+
+        In place where that cannot be: a device, a folder that is not writable, a file that is mounted.
+        """
         place = Path(os.path.realpath(self.path))
         beside = place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp")
+        if place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK)):
+            return self._write(place)
         try:
-            with beside.open("w", newline="") as file:
-                writer = csv.DictWriter(file, self.names)
-                writer.writeheader()
-                writer.writerows(self.rows.values())
-            beside.replace(place)
+            self._write(beside)
+            if place.exists():
+                shutil.copymode(place, beside)
+            try:
+                beside.replace(place)
+            except OSError:
+                if not place.exists():
+                    raise
+                self._write(place)
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
+        return None
+
+    def _write(self, path: Path) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.names)
+            writer.writeheader()
+            writer.writerows(self.rows.values())
 
 
 def _is_ours(row: dict) -> bool:

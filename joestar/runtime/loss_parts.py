@@ -8,6 +8,7 @@ rows that are drawn, of which both holds.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,10 +64,9 @@ def loss_parts(program, seeds: Tensor, graph: Graph, further: bool = False) -> L
         ConfigError: if it is neither a mean nor a sum over seeds, or if that cannot be told of a value.
     """
     labels = graph.ndata["y"]
-    known = _known_labels(labels)
     found = program.class_losses if graph is program.graph else [_over(loss, graph) for loss in program.class_losses]
     classes = [loss for loss in found if loss is not None]
-    candidates = [_of_classes(loss) for loss in classes] + [known, None]
+    candidates = [*map(_of_classes, classes), *_known_labels(labels), None]
     nodes = _tried(seeds, labels, candidates[0])
     others = _further(seeds, graph, classes) if further or program.loss.standard else nodes[:0]
     trials = _first_trials(program, nodes, others, graph)
@@ -383,7 +383,13 @@ def _of_classes(loss: ClassLoss) -> Callable[[Tensor], Tensor]:
     return loss.row_weights
 
 
-def _known_labels(labels: Tensor) -> Callable[[Tensor], Tensor] | None:
+def _known_labels(labels: Tensor) -> list[Callable[[Tensor], Tensor]]:
+    """Of every row: its known entries, whether any is known, whether all are."""
     if not labels.dtype.is_floating_point:
-        return None
-    return lambda nodes: (~torch.isnan(labels[nodes])).reshape(len(nodes), -1).sum(1).double()
+        return []
+    counts = [torch.sum] if labels.dim() == 1 else [torch.sum, torch.any, torch.all]
+    return [functools.partial(_known_of, labels, count) for count in counts]
+
+
+def _known_of(labels: Tensor, count: Callable, nodes: Tensor) -> Tensor:
+    return count(~torch.isnan(labels[nodes]).reshape(len(nodes), -1), 1).double()

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 
 from joestar.errors import CheckpointError, ConfigError, JoestarWarning
 from joestar.runtime.checkpoint import storable
@@ -26,7 +26,9 @@ def check_scheduler(scheduler, optimizer, saved: bool) -> None:
             f"{name}.step needs arguments that fit does not have: expected step(). Leave scheduler= out, and call it "
             "in on_epoch= or on_step=, for example on_epoch=lambda record: scheduler.step(record.epoch + 1)."
         )
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+    over = getattr(scheduler, "optimizer", optimizer)
+    groups = getattr(over, "param_groups", optimizer.param_groups)  # of what wraps the optimizer they are its own
+    if isinstance(over, Optimizer) and not any(one is other for one in groups for other in optimizer.param_groups):
         raise ConfigError(
             f"{name} is over another optimizer than the step's, whose rates would not change: make it with "
             "step.optimizer."
@@ -84,7 +86,7 @@ def check_length(scheduler, schedule: str, epochs: int, steps: int, saved: Mappi
     name, planned = type(scheduler).__name__, epochs * steps if schedule == "step" else epochs
     of = f"{planned} ({epochs} epochs{f' of {steps} steps of the optimizer' if schedule == 'step' else ''})"
     if saved is not None:
-        total = saved.get("total_steps")
+        total = saved.get("total_steps") if isinstance(saved, Mapping) else None
         if total is not None and total < planned:
             raise CheckpointError(
                 f"{name} of the checkpoint was made for {total} steps, and is to take {of}: ask for fewer epochs, or "
@@ -140,8 +142,10 @@ def take_over(scheduler, state: dict) -> None:
 
 def _lengths(state) -> Iterator[tuple[str, int]]:
     """Lengths in a scheduler's state, and in those of the schedulers that it is made of."""
+    if not isinstance(state, (Mapping, list, tuple)):
+        return
     for name, value in state.items() if isinstance(state, Mapping) else enumerate(state):
         if name in _LENGTHS:
             yield name, value
-        elif isinstance(value, (Mapping, list, tuple)):
+        else:
             yield from _lengths(value)

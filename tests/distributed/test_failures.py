@@ -10,7 +10,7 @@ import joestar
 from joestar.distributed import board as board_module
 from joestar.distributed import facts
 from joestar.distributed.board import SILENCE, STARTING, Board, Watch, differences
-from joestar.distributed.place import Found, Place, check_devices, read_place
+from joestar.distributed.place import Found, Place, check_address, check_devices, read_place
 from joestar.errors import ConfigError, DistributedError
 from joestar.runtime.fit import Fit
 from joestar.runtime.fit_records import History
@@ -304,7 +304,7 @@ def test_an_odd_environment_is_refused(environment, words):
         read_place(whole | environment)
 
 
-ADDRESS = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
+HOST, KEYS = {"host": "::1", "port": "29500"}, {"MASTER_ADDR": "host", "MASTER_PORT": "port"}
 
 
 @pytest.mark.parametrize(
@@ -317,13 +317,19 @@ ADDRESS = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "::
 def test_an_address_at_which_nobody_meets_is_refused(name, value):
     """It was an error of PyTorch's behind a minute, or none of ours."""
     with pytest.raises(DistributedError, match=f"{name} in the environment must be a .*; got "):
-        read_place(ADDRESS | {name: value})
+        check_address(**HOST | {KEYS[name]: value})
 
 
 def test_addresses_and_ports_may_be_written_as_launchers_do():
     for host in ("h", "node-1.cluster.local", "10.0.0.1", "::1", "fe80::1%eth0"):
         for port in ("1", " 29500 ", "65535"):
-            assert read_place(ADDRESS | {"MASTER_ADDR": host, "MASTER_PORT": port}) == Place(0, 2, 0, 2)
+            check_address(host, port)
+
+
+def test_processes_that_have_joined_need_no_address():
+    """As by a file: ``MASTER_PORT`` is a placeholder then."""
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "", "MASTER_PORT": "0"}
+    assert read_place(launched) == Place(0, 2, 0, 2)
 
 
 def test_one_process_is_alone_with_and_without_a_launcher():

@@ -50,6 +50,30 @@ def test_a_loss_is_what_it_is_where_it_is_not_0(name, dtype):
         check_again(_program(loss, dtype=dtype), found, torch.arange(100, 140), GRAPH)
 
 
+KL = torch.nn.KLDivLoss
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, KL(reduction="batchmean"), F.mse_loss, KL(reduction="sum")])
+@pytest.mark.parametrize("unknown", ["rows", "entries"])
+def test_what_rows_count_for_that_are_known_in_part(loss, unknown):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.rand(400, CLASSES, generator=generator, dtype=torch.float64).softmax(1)
+    y[::3, slice(None) if unknown == "rows" else slice(1)] = torch.nan
+    y[::7] = torch.nan
+    graph = planted_graph(nodes=400, dtype=torch.float64, degree=5)
+    graph.ndata["y"] = y
+    program = _program(None, graph=graph)
+    program.loss = prepare_loss(loss, y)
+    found = loss_parts(program, FEW, graph)
+    assert found.kind == (SUM if getattr(loss, "reduction", "") == "sum" else MEAN)
+    if found.kind == MEAN:  # what rows weigh puts shares together
+        out = torch.randn(40, CLASSES, generator=generator, dtype=torch.float64)
+        shares = [program.loss.call(out[part], y[part]) for part in (slice(25), slice(25, 40))]
+        first, rest = found.rows(FEW[:25]).sum(), found.rows(FEW[25:]).sum()
+        whole = (first * shares[0] + rest * shares[1]) / (first + rest)
+        torch.testing.assert_close(whole, program.loss.call(out, y[:40]))
+
+
 LOGGED = {
     "hits": (lambda out, y: (out.argmax(1) == y).sum(), SUM),
     "accuracy": (lambda out, y: (out.argmax(1) == y).double().mean(), MEAN),

@@ -9,6 +9,8 @@ from lowering.harness import Outcome
 from torch import Tensor
 from where import DEVICE, on_host
 
+from joestar.lowering.empty_sets import meetings
+from joestar.lowering.sizes import size_table
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.program import Program
 from joestar.runtime.seeds import filled
@@ -51,7 +53,7 @@ class Runs:
         count = torch.full((), len(self.seeds), dtype=torch.int64)
         flag = torch.zeros((), dtype=torch.bool)
         (loss,), counts, ok = program.step(filled(self.seeds, batch), count, self.key, flag)
-        if not ok and 0 in counts.tolist():  # of no edges, where their rows meet what is computed from all of them
+        if not ok and _meets_no_edges(program, counts):
             return self.exact(program)
         assert bool(ok), f"a batch that fits was called too large: counts {counts.tolist()}"
         return self._outcome(loss)
@@ -71,6 +73,16 @@ class Runs:
         with torch.no_grad():
             for name, value in self.subject.model.named_buffers():
                 value.copy_(self.start[name])
+
+
+def _meets_no_edges(program: Program, counts: Tensor) -> bool:
+    """Whether there are none of edges whose rows meet what is computed from all of them."""
+    gm, roles = program.captured.gm, program.captured.roles
+    table = size_table(gm, roles)
+    sizes = set().union(*meetings(gm, table).values())
+    wanted = {table.bounds[symbol][0] for size in sizes for symbol in size.free_symbols & table.bounds.keys()}
+    counted = zip(counts.tolist(), program.padded.checked, strict=True)
+    return any(count == 0 and index in wanted for count, (index, _) in counted)
 
 
 MOVES = 16

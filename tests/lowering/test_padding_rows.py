@@ -142,6 +142,8 @@ def test_diagonals_and_what_goes_along_columns():
         "tensordot of two": lambda m, b, h: torch.tensordot(h.view(-1, 2, 4), m.cube.view(4, 2, -1), ([1, 2], [1, 0]))
                                             .mean(1, keepdim=True) + h,
         "tensordot of rows": lambda m, b, h: h @ torch.tensordot(h, h, dims=([0], [0])).tanh(),
+        "tensordot of one": lambda m, b, h: h + torch.tensordot(h.sum(1, keepdim=True), m.cube[0], ([1], [0])),
+        "tensordot with one": lambda m, b, h: h * torch.tensordot(h, m.cube[:1, 0], ([1], [0])).tanh(),
         "tensordot of nothing": lambda m, b, h: h + torch.tensordot(h, m.cube[0, 0], 0).sum(2),
     }, cube=nn.Parameter(torch.randn(WIDTH, WIDTH, WIDTH)))  # fmt: skip
 

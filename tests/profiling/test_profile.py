@@ -288,6 +288,16 @@ class _Kept(torch.nn.Module):
         return loss
 
 
+class _Trainer:
+    """Has data, which nobody copies with its loss."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError
+
+    def loss(self, out, y):
+        return F.cross_entropy(out, y)
+
+
 def test_a_loss_is_not_changed(small):
     """Neither what it writes nor the gradients of what it reads, in any stage, nor in plain PyTorch."""
     model, sampler, *_ = small
@@ -303,7 +313,8 @@ def test_a_loss_is_not_changed(small):
     modules = model, whole, lone, uncopied
     before = copy.deepcopy([module.state_dict() for module in modules])
     cases = {"part": (whole, whole.criterion), "module": (model, lone), "method": (model, lone.forward),
-             "uncopied": (model, uncopied), "function": (model, closing)}  # fmt: skip
+             "uncopied": (model, uncopied), "function": (model, closing),
+             "trainer": (model, _Trainer().loss)}  # fmt: skip
     for name, (trained, loss) in cases.items():
         ablation, optimizer = name in ("module", "function"), torch.optim.SGD(trained.parameters(), 0.1)
         with cheaper(real) if name == "function" else contextlib.nullcontext():  # another trace of it would write

@@ -3,16 +3,18 @@
 import csv
 import logging
 import os
+import stat
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import joestar
 from joestar.errors import ConfigError
 from joestar.runtime.loggers import logger
-from tests.runtime.common import make_step
+from tests.runtime.common import CLASSES, FEATURES, make_step, planted_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -98,6 +100,34 @@ def test_a_log_behind_a_link_stays_there(tmp_path):
     (tmp_path / "log.csv").symlink_to(tmp_path / "there" / "real.csv")
     logger(tmp_path / "log.csv")({"a": 1.0}, 1)
     assert (tmp_path / "log.csv").is_symlink() and numbers(tmp_path / "there" / "real.csv") == [1]
+
+
+def test_a_log_keeps_its_mode_and_a_device_stays_one(tmp_path):
+    path, device = tmp_path / "log.csv", tmp_path / "device.csv"
+    path.touch(0o640)
+    os.chmod(path, 0o640)
+    os.mkfifo(tmp_path / "pipe")
+    device.symlink_to(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for number in (1, 2):
+        logger(path)({"a": 1.0}, number)
+        logger(device)({"a": 1.0}, number)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and numbers(path) == [2]
+    written = os.read(reader, 99).decode().split()
+    assert stat.S_ISFIFO(device.stat().st_mode) and written == ["number,a", "1,1.0", "number,a", "2,1.0"]
+    os.close(reader)
+
+
+def test_a_log_is_written_in_place_where_no_file_can_be_put_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "log.csv"
+    for number in (1, 2):
+        logger(path)({"a": 1.0}, number)
+        assert numbers(path) == [number]
+        monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "replace", lambda *paths: os.rename(tmp_path, tmp_path / "into itself"))  # an OSError
+    logger(path)({"a": 1.0}, 3)
+    assert numbers(path) == [3] and os.listdir(tmp_path) == ["log.csv"]
 
 
 FILES = {
@@ -255,3 +285,25 @@ def test_a_loss_is_that_of_the_best_epoch_as_well(tmp_path):
         assert len(history.records) == epochs and history.best_epoch == 0
         assert step.evaluate(VAL, 100, metric="loss")["loss"] == history.best_val
         assert loss.steps == history.best_loss["steps"] == 4
+
+
+class Holds(nn.Module):
+    """A loss that holds the model, to keep its weights small."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, out, y):
+        return F.cross_entropy(out, y) + 1e-3 * sum(p.square().sum() for p in self.model.parameters())
+
+
+def test_averages_of_the_best_epoch_are_in_the_model_whatever_the_loss_holds():
+    torch.manual_seed(0)
+    model = joestar.nn.GraphSAGE(FEATURES, 8, 1, CLASSES).double()
+    sampler = joestar.NeighborSampler(planted_graph(nodes=800, dtype=torch.float64), [3], seed=1)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    step = joestar.compile(model, sampler, Holds(model), sgd, backend="eager", ema=0.9)
+    history = step.fit(IDX, VAL, 3, 100, ema=True)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, history.best[name]), name

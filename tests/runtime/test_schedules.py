@@ -54,6 +54,40 @@ class Own:
         self.taken = state["taken"]
 
 
+class OwnNumber(Own):
+    """Whose state is no dict."""
+
+    def state_dict(self):
+        return self.taken.total()
+
+    def load_state_dict(self, state):
+        self.taken = Counter(s=state)
+
+
+class OwnList(OwnNumber):
+    def state_dict(self):
+        return [self.taken.total()]
+
+    def load_state_dict(self, state):
+        (number,) = state
+        self.taken = Counter(s=number)
+
+
+class Wrapper:
+    """As of libraries that scale or shard: no ``Optimizer``."""
+
+    def __init__(self, optimizer):
+        self.inner, self.param_groups = optimizer, optimizer.param_groups
+
+
+class Wrapped(torch.optim.SGD):
+    """An ``Optimizer`` that has the groups of another one."""
+
+    def __init__(self, optimizer):
+        super().__init__([torch.nn.Parameter(torch.ones(1))], 0.1)
+        self.param_groups = optimizer.param_groups
+
+
 def sequential(o, *parts):
     return lr.SequentialLR(o, list(parts), [2, 5, 6][: len(parts) - 1])
 
@@ -86,6 +120,8 @@ MADE = {
     ),
     "SWALR": lambda o: SWALR(o, 0.02, 4, "cos"),
     "own": Own,
+    "own, a number": OwnNumber,
+    "own, a list": OwnList,
 }  # fmt: skip
 
 
@@ -214,6 +250,23 @@ def test_what_cannot_be_stepped_or_saved_is_refused_before_a_step(tmp_path, name
     with pytest.raises(ConfigError, match=words):
         step.fit(IDX, VAL, 1, 200, scheduler=make(step), checkpoints=joestar.Checkpoints(tmp_path))
     assert step.counters.steps == 0
+
+
+@pytest.mark.parametrize("kind", [OwnNumber, OwnList])
+def test_a_state_that_is_no_dict_is_gone_on_with(tmp_path, kind):
+    saved = joestar.Checkpoints(tmp_path)
+    for epochs in (1, 3):
+        step = step_of_one_layer()
+        history = step.fit(IDX, VAL, epochs, 200, scheduler=kind(step.optimizer), checkpoints=saved, resume=epochs > 1)
+    assert [record.lr for record in history.records] == [0.01, 0.05, 0.1 / 3]
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, Wrapped])
+def test_a_scheduler_over_what_wraps_the_optimizer_is_its_own(wrap):
+    step = step_of_one_layer()
+    scheduler = Own(step.optimizer)
+    scheduler.optimizer = wrap(step.optimizer)
+    assert [record.lr for record in step.fit(IDX, VAL, 2, 200, scheduler=scheduler).records] == [0.01, 0.05]
 
 
 def test_without_checkpoints_no_state_is_needed():
