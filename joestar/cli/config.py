@@ -14,8 +14,8 @@ from joestar.errors import ConfigError
 
 DEFAULT_FANOUT = 10
 DEFAULT_LAYERS = 2
-MOST_SEED = 2**32 - 1
-"""The largest that a random split is drawn by (``joestar.data.splits``, which takes long to import)."""
+MOST_SEED = 2**63 - 1
+"""The largest that samplers take."""
 
 
 def setting(default: Any, group: str, help: str, **rules: Any) -> Any:

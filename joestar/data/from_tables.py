@@ -13,7 +13,7 @@ from joestar.data.columns import Ids, on_host
 from joestar.data.labels import Labels, check_task
 from joestar.data.parts import Options, Parts, to_graph
 from joestar.data.relabel import Numbered, number_nodes
-from joestar.data.splits import CHOICES, check_choice, check_seed
+from joestar.data.splits import CHOICES, check_choice
 from joestar.data.structure import EdgeRules, make_structure
 from joestar.data.table import open_table
 from joestar.errors import DataError
@@ -49,7 +49,7 @@ def from_tables(
     features=None,
     label=None,
     split=None,
-    seed: int = 0,
+    seed: int | None = 0,
     task: str | None = None,
     fill: float | None = None,
     undirected: bool = False,
@@ -83,7 +83,7 @@ def from_tables(
             ``features``.
         split: a column of ``nodes`` with ``train``, ``val`` and ``test``; or shares of the labelled nodes, such as
             ``(0.6, 0.2, 0.2)``; ``None``: a column called ``split``, else ``"random"``, which is 60/20/20.
-        seed: of the random split, 0 to 2^32 - 1.
+        seed: of the random split, a whole number of at least 0, taken modulo 2^32; ``None``: another one every time.
         task: ``"classes"`` or ``"regression"``; ``None``: by the labels, see ``label``.
         fill: number for missing features, weights and edge attributes; ``None``: they are an error.
         undirected: add the reverse of every edge that has none, with the data of its edge.
@@ -96,7 +96,6 @@ def from_tables(
         DataError: with the file, the column and the first line that is wrong.
     """
     check_task(task)
-    check_seed(seed)
     asked = _named(source, target, weight, edge_attr)
     table = open_table(edges, "edges", header=header, delimiter=delimiter, asked=asked)
     notes = [note for note in (table.note(),) if note]

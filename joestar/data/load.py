@@ -13,7 +13,7 @@ from joestar.data.labels import check_task
 from joestar.data.named import PREFIXES, load_named
 from joestar.data.npz import read_npz
 from joestar.data.parts import Options, apply_rules, drawn_split, to_graph
-from joestar.data.splits import PARTS, SplitChoice, check_choice, check_seed
+from joestar.data.splits import PARTS, SplitChoice, check_choice
 from joestar.data.table import ENDS, PARQUET, TEXT, is_frame, is_table, only_one
 from joestar.distributed import current
 from joestar.errors import DataError
@@ -42,7 +42,7 @@ def load(
     *,
     root: str | os.PathLike | None = None,
     split: SplitChoice | int | None = "auto",
-    seed: int = 0,
+    seed: int | None = 0,
     undirected: bool | None = None,
     drop_duplicates: bool | None = None,
     drop_self_loops: bool | None = None,
@@ -65,7 +65,7 @@ def load(
             split, as ``(0.8, 0.1, 0.1)``, or ``"auto"``: official if there is one. A converted folder keeps the split
             that it was saved with unless another is asked for. For masks ``[N, S]`` of PyG: which of the S splits, from
             0. For tables also a column, see ``from_tables``.
-        seed: of the random split, 0 to 2^32 - 1.
+        seed: of the random split, a whole number of at least 0, taken modulo 2^32; ``None``: another one every time.
         undirected: add the reverses of edges. ``None``: what the format says (npz and OGB: yes; others: as given).
         drop_duplicates, drop_self_loops: leave those out. ``None``: as above. What is done is printed with counts.
         task: ``"classes"`` or ``"regression"`` where labels are whole numbers and could be either.
@@ -82,7 +82,6 @@ def load(
         DataError: nothing is found, or what is found is malformed. GraphError: another library's graph is.
     """
     check_task(task)
-    check_seed(seed)
     options = Options(split, seed, undirected, drop_duplicates, drop_self_loops, task, verbose)
     if not isinstance(name_or_path, (str, os.PathLike)):
         if is_frame(name_or_path):

@@ -27,7 +27,7 @@ class Options:
     """
 
     split: SplitChoice = "auto"
-    seed: int = 0
+    seed: int | None = 0
     undirected: bool | None = None
     drop_duplicates: bool | None = None
     drop_self_loops: bool | None = None

@@ -1,15 +1,16 @@
 """Training, validation and test sets: the official one, or a random one."""
 
+import operator
+
 import numpy as np
 
 from joestar.errors import DataError
-from joestar.whole_numbers import is_whole, plain
 
 PARTS = ("train", "val", "test")
 CHOICES = ("auto", "official", "random")
 USUAL = (0.6, 0.2, 0.2)
-MOST_SEED = 2**32 - 1
-"""The largest that ``RandomState`` takes."""
+SEEDS = 2**32
+"""How many seeds ``RandomState`` has."""
 ROUNDING = 1 + 2.0**-50
 """What a product with a sum of shares may fall short by: 0.7 + 0.1 is below 0.8."""
 SplitChoice = str | tuple[float, float, float]
@@ -30,10 +31,21 @@ def check_choice(split: SplitChoice) -> None:
         )
 
 
-def check_seed(seed: int) -> None:
-    """Raises ``DataError`` unless ``seed`` is a whole number that random splits can be drawn by."""
-    if not is_whole(plain(seed)) or not 0 <= seed <= MOST_SEED:
-        raise DataError(f"seed must be a whole number from 0 to {MOST_SEED:,}; got {seed!r}.")
+def split_seed(seed) -> int | None:
+    """What ``RandomState`` is given: ``None``, another one every time, or a whole number modulo 2^32.
+
+    Raises:
+        DataError: it is neither ``None`` nor a whole number of at least 0; those of NumPy and torch are such.
+    """
+    if seed is None:
+        return None
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise DataError(f"seed must be a whole number of at least 0, by which the split is drawn; got {seed!r}.")
+    return number % SEEDS
 
 
 def choose_split(
@@ -61,12 +73,12 @@ def choose_split(
     return made
 
 
-def random_split(labelled: np.ndarray, seed: int, shares: tuple = USUAL) -> dict[str, np.ndarray]:
-    """Shares of the labelled nodes, 60/20/20, in the order of ``RandomState(seed).permutation``.
+def random_split(labelled: np.ndarray, seed: int | None, shares: tuple = USUAL) -> dict[str, np.ndarray]:
+    """Shares of the labelled nodes, 60/20/20, in the order of ``RandomState(seed % 2**32).permutation``.
 
     Two shares are those of training and validation, the rest is for the test; of three, what is left is in no set.
     """
-    order = labelled[np.random.RandomState(seed).permutation(len(labelled))].astype(np.int64)
+    order = labelled[np.random.RandomState(split_seed(seed)).permutation(len(labelled))].astype(np.int64)
     first, second, last = ends_of(shares, len(order))
     return dict(zip(PARTS, np.split(order[:last], [first, second]), strict=True))
 

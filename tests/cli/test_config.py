@@ -1,7 +1,8 @@
 import pytest
+import torch
 
+import joestar
 from joestar.cli.config import FIELDS, MOST_SEED, TrainConfig, build_config
-from joestar.data import splits
 from joestar.errors import ConfigError
 
 
@@ -48,10 +49,10 @@ def test_layers_and_fanouts_follow_from_each_other():
         ("epochs = 0", r"key 'epochs': expected a whole number of at least 1; got 0"),
         ('batch-size = "1000"', r"key 'batch-size': expected a whole number of at least 1; got '1000'"),
         (
-            "seed = 4294967296",
-            r"key 'seed': expected a whole number of at least 0 and at most 4294967295; got 4294967296",
+            "seed = 9223372036854775808",
+            r"key 'seed': expected a whole number of at least 0 and at most 9223372036854775807; got 9223372",
         ),
-        ("seed = -1", r"key 'seed': expected a whole number of at least 0 and at most 4294967295; got -1"),
+        ("seed = -1", r"key 'seed': expected a whole number of at least 0 and at most 9223372036854775807; got -1"),
         ("batch-size = 5\nbatch_size = 5", r"the keys 'batch-size' and 'batch_size' are one setting. Remove one"),
         ("lr = 0", r"key 'lr': expected a number above 0; got 0"),
         ("lr = inf", r"key 'lr': expected a number above 0; got inf"),
@@ -78,7 +79,7 @@ def test_bad_file_is_refused_with_key_file_and_accepted_values(toml, text, messa
         ({"fanouts": "10;10"}, r"--fanouts: expected one whole number per layer, .*; got '10;10'"),
         ({"shard": "1GiB", "memory": "2GiB"}, r"--shard is for a graph that stays where it is: leave out --memory"),
         ({"clip_grad_norm": -1.0}, r"--clip-grad-norm: expected a number above 0; got -1.0"),
-        ({"seed": 2**32}, r"--seed: expected a whole number of at least 0 and at most 4294967295; got 4294967296"),
+        ({"seed": 2**63}, r"--seed: expected a whole number of at least 0 and at most 9223372036854775807; got 922"),
         ({"jk": "sum"}, r"--jk: expected one of none, last, cat, max, lstm; got 'sum'"),
     ],
 )
@@ -87,8 +88,11 @@ def test_bad_flag_is_refused_with_its_name(flags, message):
         build_config(None, flags)
 
 
-def test_the_largest_seed_is_one_that_splits_are_drawn_by():
-    assert build_config(None, {"seed": MOST_SEED}).seed == splits.MOST_SEED == MOST_SEED
+def test_the_largest_seed_is_one_that_all_that_is_seeded_takes():
+    seed = build_config(None, {"seed": MOST_SEED}).seed
+    graph = joestar.load("cora", split="random", seed=seed)
+    assert joestar.NeighborSampler(graph, [2], seed=seed).seed == seed
+    assert torch.Generator().manual_seed(seed).initial_seed() == seed
 
 
 def test_missing_file(tmp_path):

@@ -101,15 +101,42 @@ def test_sets_of_a_graph_are_not_made_up_beside_one():
     assert len(joestar.load(graph, split="random").train_idx) == 1
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, True, None, "0"])
-def test_seeds_that_no_split_is_drawn_by_are_refused_before_anything_is_read(tmp_path, seed):
-    for read in (lambda: joestar.load(tmp_path / "none", seed=seed), lambda: from_tables("none.csv", seed=seed)):
-        with pytest.raises(DataError, match=r"seed must be a whole number from 0 to 4,294,967,295; got"):
+TABLES = {"source": [0, 1], "target": [1, 2]}, {"id": [0, 1, 2], "label": [0, 1, 0]}
+
+
+def drawn(seed):
+    """A split of an object and one of tables."""
+    graph = joestar.load(joestar.Graph.from_edge_index(EDGES, 40), split="random", seed=seed)
+    edges, nodes = {"source": [0], "target": [1]}, {"id": list(range(40)), "label": [0] * 40}
+    return graph.train_idx.tolist(), from_tables(edges, nodes, seed=seed, verbose=False).train_idx.tolist()
+
+
+@pytest.mark.parametrize("seed", [-1, np.int64(-1), 1.0, True, "0", [1, 2]])
+def test_seeds_that_no_split_is_drawn_by(seed):
+    graph = joestar.Graph.from_edge_index(EDGES, 3)
+    for read in (
+        lambda: joestar.load(graph, split="random", seed=seed),
+        lambda: joestar.load(TABLES[0], nodes=TABLES[1], seed=seed, verbose=False),
+        lambda: from_tables(*TABLES, seed=seed, verbose=False),
+    ):
+        with pytest.raises(DataError, match=r"seed must be a whole number of at least 0, by which .*; got"):
             read()
 
 
-@pytest.mark.parametrize("seed", [2**32 - 1, np.int64(7), np.uint32(7)])
+@pytest.mark.parametrize("seed", [-1, 2**70, None])
+def test_a_seed_by_which_nothing_is_drawn_is_none_to_look_at(seed):
+    assert joestar.load("cora", seed=seed).train_idx.tolist() == joestar.load("cora").train_idx.tolist()
+    assert from_tables(TABLES[0], seed=seed, verbose=False).train_idx is None
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [0, 2**32 - 1, 2**32, 2**40 + 7, 2**63 - 1, np.int64(7), np.uint64(2**63), torch.tensor(7, dtype=torch.int32)],
+)
 def test_seeds_of_all_kinds(seed):
-    graph = joestar.Graph.from_edge_index(EDGES, 3)
-    order = np.random.RandomState(int(seed)).permutation(3)
-    assert joestar.load(graph, split="random", seed=seed).train_idx.tolist() == order[:1].tolist()
+    order = np.random.RandomState(int(seed) % 2**32).permutation(40)
+    assert drawn(seed) == (order[:24].tolist(), order[:24].tolist())
+
+
+def test_no_seed_draws_another_split_every_time():
+    assert len({str(drawn(None)) for _ in range(3)}) == 3
