@@ -8,6 +8,7 @@ citation graphs are trained undirected.
 
 import gzip
 import itertools
+import re
 import zlib
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from joestar.data.labels import from_array
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
 from joestar.data.structure import EdgeRules, make_structure
-from joestar.data.text_blocks import blocks, columns_of
+from joestar.data.text_blocks import Block, blocks, columns_of
 from joestar.errors import DataError
 
 SCHEMES = {
@@ -107,7 +108,7 @@ def read_table(path: Path, dtype) -> np.ndarray:
         options |= {"quotechar": '"', "converters": lambda text: float(text or "nan")}
     try:
         with gzip.open(path, "rt") as file:
-            first = next((line for line in file if line.strip()), "")
+            first = next((line for line in file if line.partition("#")[0].strip()), "")
             if first and np.issubdtype(dtype, np.floating):
                 table = np.loadtxt(itertools.chain([first], file), **options)
     except (OSError, ValueError, EOFError, zlib.error) as error:
@@ -115,17 +116,21 @@ def read_table(path: Path, dtype) -> np.ndarray:
     if not first:
         raise DataError(f"{path}: expected comma-separated numbers, but the file is empty. Is the download complete?")
     if np.issubdtype(dtype, np.integer):
-        return _whole_numbers(path, first.count(",") + 1, dtype)
+        return _whole_numbers(path, first.partition("#")[0].count(",") + 1, dtype)
     if table.dtype != dtype:
         _check_finite(table, path)
     return table if table.dtype == dtype else in_float32(table, str(path))
 
 
 def _whole_numbers(path: Path, width: int, dtype) -> np.ndarray:
-    """A table of ids, of which none is cut from a decimal."""
+    """A table of ids, of which none is cut from a decimal; what is behind ``#`` is a comment, as to ``loadtxt``."""
     places = list(range(width))
-    pieces = [columns_of(block, path, width, places, ",", dtype) for block in blocks(path, BLOCK)]
+    without = (Block(_COMMENT.sub(b"", each.content), each.start, each.line) for each in blocks(path, BLOCK))
+    pieces = [columns_of(block, path, width, places, ",", dtype) for block in without]
     return np.stack([np.concatenate(column) for column in zip(*pieces, strict=True)], axis=1)
+
+
+_COMMENT = re.compile(rb"[ \t]*#[^\r\n]*")
 
 
 def _check_finite(table: np.ndarray, path: Path) -> None:

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import math
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,12 +118,17 @@ def _by_numpy(block: Block, width: int, wanted: list[int], delimiter: str, dtype
 
 def _whole_numbers_alone(content: bytes, delimiter: str) -> bool:
     """Whether text has no other characters than whole numbers of int64 have: NumPy 1.26 cuts others to such."""
-    others = content.translate(None, b"0123456789+- \t\r\n" + delimiter.encode())
-    return not others and b"0" * _LONG not in content.translate(_ZEROS)
+    if content.translate(None, b"0123456789+- \t\r\n" + delimiter.encode()):
+        return False
+    digits = content.translate(_ZEROS)
+    if b"0" * len(_MOST) not in digits:
+        return True
+    return b"0" * (len(_MOST) + 1) not in digits and not any(number > _MOST for number in _LARGE.findall(content))
 
 
-_LONG = 19
-"""Digits from which a number may be beyond int64."""
+_MOST = b"9223372036854775807"
+_LARGE = re.compile(rb"9\d{18}")
+"""What may be beyond int64, of numbers that are no longer than its largest."""
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 

@@ -143,6 +143,25 @@ def test_whole_numbers_of_any_form_are_read_in_one_go(tmp_path):
     assert [column.tolist() for column in found] == [[0, 3, 6], [2, 5, 2**63 - 1]]
 
 
+@pytest.mark.parametrize("large", [10**18, 2**63 - 1, 9 * 10**18, -(2**63) + 1])
+def test_long_ids_are_not_read_line_by_line(tmp_path, monkeypatch, large):
+    """Ids of 19 digits were: 18 times slower."""
+    monkeypatch.setattr(text_blocks, "_by_arrow", lambda *given: None)
+    monkeypatch.setattr(text_blocks, "_line_by_line", lambda *given: pytest.fail("line by line"))
+    block = text_blocks.Block(f"{large},1\n2,{large}\n".encode(), 0, 0)
+    found = text_blocks.columns_of(block, tmp_path, 2, [0, 1], ",", np.int64)
+    assert [column.tolist() for column in found] == [[large, 2], [1, large]]
+
+
+@pytest.mark.parametrize("beyond", [2**63, 9_999_999_999_999_999_999, 10**19, -(2**63) - 1])
+def test_ids_beyond_64_bits_are_refused(tmp_path, monkeypatch, beyond):
+    monkeypatch.setattr(text_blocks, "_by_arrow", lambda *given: None)
+    monkeypatch.setattr(np, "loadtxt", lambda *given, **options: pytest.fail("NumPy 1.26 rounds them"))
+    block = text_blocks.Block(f"{2**63 - 1},1\n2,{beyond}\n".encode(), 0, 0)
+    with pytest.raises(DataError, match=f"line 2, field 2: expected whole numbers; got '{beyond}'"):
+        text_blocks.columns_of(block, tmp_path, 2, [0, 1], ",", np.int64)
+
+
 def test_no_filter_of_warnings_is_touched(tmp_path, monkeypatch):
     """They are the process's: threads that each put them back left one that made errors of others' warnings."""
 

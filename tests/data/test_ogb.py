@@ -5,7 +5,9 @@ import pytest
 import torch
 
 import joestar.data
+from joestar.data import text_blocks
 from joestar.data.archive import Archive
+from joestar.data.ogb import read_table
 from joestar.errors import DataError
 
 from .small import EDGES, NUM_NODES, SPLITS, SYMMETRIC_EDGES, both_ways, edge_set, write_csv, write_split
@@ -137,6 +139,22 @@ def test_malformed_csv_folder(csv_folder, file, rows, message):
         write_csv(csv_folder / file, rows)
     with pytest.raises(DataError, match=message):
         joestar.data.load(csv_folder)
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_comments_in_tables(tmp_path, monkeypatch, arrow, dtype):
+    if not arrow:
+        monkeypatch.setattr(text_blocks, "_by_arrow", lambda *given: None)
+    write_csv(tmp_path / "edge.csv.gz", ["# source, target, all", "", "0,1", "# of more", "2,3  # the last"])
+    assert read_table(tmp_path / "edge.csv.gz", dtype).tolist() == [[0, 1], [2, 3]]
+    write_csv(tmp_path / "edge.csv.gz", ["# nothing else"])
+    with pytest.raises(DataError, match="the file is empty"):
+        read_table(tmp_path / "edge.csv.gz", dtype)
+    if dtype == np.int64:
+        write_csv(tmp_path / "edge.csv.gz", ["# comments count", "0,1", "0,x"])
+        with pytest.raises(DataError, match="line 3, field 2"):
+            read_table(tmp_path / "edge.csv.gz", dtype)
 
 
 def test_truncated_download(csv_folder):
