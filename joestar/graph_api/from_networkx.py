@@ -1,6 +1,7 @@
 """From NetworkX: nodes of any kind are numbered, attributes become tensors."""
 
 import math
+import reprlib
 
 import numpy as np
 import torch
@@ -45,14 +46,25 @@ def _weights(edges: list, nodes: list, weight: str | None) -> dict[str, Tensor]:
     numbers = []
     for u, v, values in edges:
         value = values[weight]
-        number = float(value) if hasattr(value, "__float__") and np.ndim(value) == 0 else math.nan
-        if not math.isfinite(number):
+        number = _number(value)
+        if not abs(number) <= torch.finfo(torch.float32).max:
             raise GraphError(
-                f"from_networkx: {weight!r} of the edge {(nodes[u], nodes[v])} must be a finite number; got {value!r}. "
-                "Another attribute is taken with weight=..., none with weight=None."
+                f"from_networkx: {weight!r} of the edge {(nodes[u], nodes[v])} must be a finite number; got "
+                f"{reprlib.repr(value)}. "
+                "Weights are float32, up to 3.4e38; another attribute is taken with weight=..., none with weight=None."
             )
         numbers.append(number)
     return {"edge_weight": torch.tensor(numbers, dtype=torch.float32, device="cpu")}
+
+
+def _number(value) -> float:
+    """A number, text of one, or the one element of a tensor or array; NaN for everything else."""
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+    except OverflowError:
+        return math.inf
 
 
 def _set_data(made, graph, nodes: list, features: list[str] | str | None, label: str | None) -> None:
@@ -82,10 +94,10 @@ def _column(attributes: list[dict], nodes: list, name: str) -> Tensor:
     values = _values(attributes, nodes, name)
     try:
         column = np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise GraphError(
             f"from_networkx: the node attribute {name!r} must be a number, or vectors of one length; got such as "
-            f"{values[0]!r}."
+            f"{reprlib.repr(values[0])}."
         ) from None
     if not np.isfinite(column).all():
         node = nodes[int(np.argwhere(~np.isfinite(column))[0][0])]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joestar.errors import GraphError
+from joestar.errors import GraphError, say
 from joestar.graph_api.arrays import SPLITS, shortened, tell_classes, to_tensor
 from joestar.graph_api.interchange import MASKS
 from joestar.graph_api.masks import ids_of_split
@@ -26,7 +26,9 @@ def from_pyg(cls, data, split: int | None):
     for name, value in data:
         if name in taken:
             continue
-        if name in (*_OF_NODES, *_OF_EDGES) and value is not None and not _is_of_graph(data, name, value):
+        if value is None or (name == "y" and _is_of_graph(data, value, num_nodes, num_edges)):
+            continue
+        if name in (*_OF_NODES, *_OF_EDGES):
             value = _converted(value, name, device)
             edges = name in _OF_EDGES or (name == "y" and value.dim() and num_nodes != value.shape[0] == num_edges)
             _check_rows(name, value, num_edges if edges else num_nodes, "edges" if edges else "nodes")
@@ -44,12 +46,22 @@ def from_pyg(cls, data, split: int | None):
     return graph
 
 
-def _is_of_graph(data, name: str, value) -> bool:
-    """Whether ``y`` is the label of a whole graph: a number, or as many as there are graphs."""
-    if name != "y" or isinstance(value, (int, float)):
-        return name == "y"
-    shape = value.shape if hasattr(value, "shape") else (len(value),) if hasattr(value, "__len__") else (None,)
-    return len(shape) == 0 or shape[0] == getattr(data, "num_graphs", 1) != data.num_nodes
+def _is_of_graph(data, y, num_nodes: int, num_edges: int) -> bool:
+    """Whether ``y`` is the label of a whole graph, or of something else than nodes and edges, which is said."""
+    if hasattr(y, "to_dense") and not isinstance(y, Tensor):
+        return False
+    sized = hasattr(y, "__len__") and not isinstance(y, (str, bytes, dict))
+    shape = list(y.shape) if hasattr(y, "shape") else [len(y)] if sized else []
+    if not shape or shape[0] == getattr(data, "num_graphs", 1) != num_nodes:
+        return True
+    if shape[0] in (num_nodes, num_edges):
+        return False
+    say(
+        f"from_pyg: data.y of shape {shape} has not one row for each of the graph's {num_nodes} nodes (nor {num_edges} "
+        "edges) and is left out: the graph has no labels. If it is of nodes, and some of them have no edges, set "
+        "data.num_nodes; if it is of the graph as a whole, del data.y has it said no more."
+    )
+    return True
 
 
 def _is_table(value) -> bool:

@@ -34,7 +34,8 @@ class Interchange:
                 ``"x"``, if nodes have it.
             label: node attribute for ``ndata["y"]`` (text becomes classes, lists of 0 and 1 several labels per node);
                 ``None``: ``"y"``, if nodes have it.
-            weight: edge attribute, finite numbers, for ``edata["edge_weight"]``, if edges have it.
+            weight: edge attribute, finite numbers, text of them or tensors of one, for ``edata["edge_weight"]``, if
+                edges have it.
 
         Raises:
             GraphError: an attribute that some nodes or edges lack, or that is no number.
@@ -49,7 +50,8 @@ class Interchange:
 
         Masks (bool, or 0 and 1, ``[N]``), ids in their place, and OGB's ``train_idx`` attributes, become ``train_idx``
         and so on; ``adj_t`` is taken where there is no ``edge_index``; class ids ``y`` ``[N, 1]`` become ``[N]``.
-        Arrays and lists are taken where tensors are. Of other attributes than ``x``, ``y``, ``edge_weight`` and
+        Arrays and lists are taken where tensors are. Labels ``y`` of whole graphs are left out; a warning says so where
+        they might have been meant for nodes. Of other attributes than ``x``, ``y``, ``edge_weight`` and
         ``edge_attr``, tensors and arrays of numbers with one row per node or edge are taken, and the rest left out.
 
         Args:
@@ -57,7 +59,7 @@ class Interchange:
 
         Raises:
             GraphError: several node types or graphs; a split that is not there, or is neither mask nor ids; features,
-                labels, weights or attributes of edges that have not one row per node or edge.
+                weights or attributes of edges that have not one row per node or edge.
         """
         from joestar.graph_api.from_pyg import from_pyg
 
@@ -67,7 +69,8 @@ class Interchange:
         """The graph as ``torch_geometric.data.Data`` (edges in CSC order).
 
         Raises:
-            GraphError: data of nodes and edges are called the same, or as something else of a ``Data``.
+            GraphError: data of nodes and edges are called the same, or as something else of a ``Data``; a mask in
+                ``ndata`` that says what the split of its name says is no such case.
         """
         return _to_pyg(self)
 
@@ -83,7 +86,11 @@ class Interchange:
         return _from_dgl(cls, graph, {"feat": "x", "label": "y"} if names is None else names)
 
     def to_dgl(self):
-        """The graph as a ``DGLGraph`` (edges in CSC order), with node and edge data and masks of the splits."""
+        """The graph as a ``DGLGraph`` (edges in CSC order), with node and edge data and masks of the splits.
+
+        Raises:
+            GraphError: node data are called as a split's mask, and say something else.
+        """
         return _to_dgl(self)
 
 
@@ -109,7 +116,7 @@ def _to_pyg(graph):
         raise GraphError("to_pyg needs torch_geometric; install it with: pip install torch-geometric") from error
     src, dst, _ = graph.coo()
     data = Data(edge_index=torch.stack([src.long(), dst.long()]), num_nodes=graph.num_nodes)
-    parts = {"ndata": graph.ndata, "edata": graph.edata, "a split": _masks(graph)}
+    parts = {"ndata": graph.ndata, "edata": graph.edata, "a split": _masks(graph, "to_pyg")}
     held = dict.fromkeys(("edge_index", "num_nodes"), "the graph itself")
     for part, source in parts.items():
         for name, value in source.items():
@@ -149,7 +156,7 @@ def _to_dgl(graph):
         raise GraphError("to_dgl needs DGL; see https://www.dgl.ai/pages/start.html") from error
     src, dst, _ = graph.coo()
     result = dgl.graph((src, dst), num_nodes=graph.num_nodes)
-    for frame, source in ((result.ndata, {**graph.ndata, **_masks(graph)}), (result.edata, graph.edata)):
+    for frame, source in ((result.ndata, {**graph.ndata, **_masks(graph, "to_dgl")}), (result.edata, graph.edata)):
         for name, value in source.items():
             frame[name] = value
     return result
@@ -158,12 +165,25 @@ def _to_dgl(graph):
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-def _masks(graph) -> dict[str, torch.Tensor]:
-    """Masks ``[num_nodes]`` of the splits that the graph has."""
+def _masks(graph, call: str) -> dict[str, torch.Tensor]:
+    """Masks ``[num_nodes]`` of the splits that the graph has, but for those that ``ndata`` holds as well.
+
+    Raises:
+        GraphError: ``ndata`` holds something else under a mask's name.
+    """
     masks = {}
     for name in MASKS:
         idx = getattr(graph, name.replace("mask", "idx"))
-        if idx is not None:
-            masks[name] = torch.zeros(graph.num_nodes, dtype=torch.bool, device=idx.device)
-            masks[name][idx] = True
+        if idx is None:
+            continue
+        mask = torch.zeros(graph.num_nodes, dtype=torch.bool, device=idx.device)
+        mask[idx] = True
+        held = graph.ndata.get(name)
+        if held is None:
+            masks[name] = mask
+        elif held.shape != mask.shape or bool((held.to(mask.device) != mask).any()):
+            raise GraphError(
+                f"{call}: ndata and a split both have {name!r}, and they differ: rename it, "
+                f"graph.ndata['other_{name}'] = graph.ndata.pop({name!r})."
+            )
     return masks

@@ -13,13 +13,15 @@ def ids_of_split(value, num_nodes: int, name: str, column: int | None = None) ->
 
     Args:
         value: a mask, bool or 0 and 1 ``[num_nodes]``; masks ``[num_nodes, S]`` of several splits; or ids, integers
-            ``[n]``. Tensor, array or list.
+            ``[n]``. Tensor, array or list; an empty one, of any dtype, names no node.
         name: how messages call it; column: which of several splits.
 
     Raises:
         GraphError: it is none of these, ids are no nodes or stand there twice, or no column was chosen.
     """
     value = to_tensor(value, name)
+    if value.shape == (0,):
+        return torch.empty(0, dtype=torch.int64, device=value.device)
     if value.dim() == 2 and value.shape[0] == num_nodes and _is_mask(value):
         value = value[:, _column(value, name, column)]
     if value.shape == (num_nodes,) and _is_mask(value):
@@ -49,6 +51,8 @@ def _column(mask: Tensor, name: str, column: int | None) -> int:
     count = mask.shape[1]
     if column is None and count == 1:
         return 0
+    if count == 0:
+        raise GraphError(f"{name} is {list(mask.shape)}: no split of the nodes. Give a mask, bool [{mask.shape[0]}].")
     if column is None:
         raise GraphError(
             f"{name} is {list(mask.shape)}: {count} splits of the nodes. Choose one: "

@@ -92,3 +92,12 @@ def test_labels_are_told_as_those_of_pyg():
     graph.ndata["train_mask"] = torch.tensor([0.5, 0, 1, 0])
     with pytest.raises(GraphError, match="must be a mask"):
         Graph.from_dgl(graph)
+
+
+def test_a_mask_that_says_something_else_than_the_split_is_not_overwritten(dgl):
+    graph = Graph.from_dgl(_dgl_graph())
+    graph.ndata["train_mask"] = torch.tensor([1, 0, 1, 0])
+    assert graph.to_dgl().ndata["train_mask"].tolist() == [1, 0, 1, 0]
+    graph.ndata["train_mask"] = torch.tensor([1, 1, 0, 0])
+    with pytest.raises(GraphError, match="to_dgl: ndata and a split both have 'train_mask', and they differ: rename"):
+        graph.to_dgl()

@@ -178,7 +178,11 @@ def test_networkx_attributes():
             Graph.from_networkx(given, **options, **({} if not options else {"weight": None}))
 
 
-@pytest.mark.parametrize("weight", ["3", None, [1, 2], float("nan"), float("inf"), np.ones(2), 1j])
+@pytest.mark.parametrize(
+    "weight",
+    ["a", "nan", None, [1, 2], float("nan"), float("inf"), np.ones(2), torch.ones(2), 1j, 10**400, -1e300],
+    ids=lambda weight: repr(weight)[:20],
+)
 def test_networkx_weights_are_finite_numbers(weight):
     given = nx.Graph()
     given.add_edge("a", "b", weight=2)
@@ -186,7 +190,7 @@ def test_networkx_weights_are_finite_numbers(weight):
     with pytest.raises(GraphError, match=r"'weight' of the edge \('b', 'c'\) must be a finite number; got"):
         Graph.from_networkx(given)
     assert not Graph.from_networkx(given, weight=None).edata
-    for value in (True, np.float32(1), torch.tensor(1), np.array(1)):
+    for value in (True, np.float32(1), torch.tensor(1), np.array(1), "1", torch.tensor([1.0]), np.ones((1, 1))):
         given.edges["b", "c"]["weight"] = value
         assert sorted(Graph.from_networkx(given).edata["edge_weight"].tolist()) == [1, 1, 2, 2]
 

@@ -32,7 +32,7 @@ FORMS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.data(), st.integers(3, 12), st.sampled_from(list(FORMS)), st.booleans(), st.integers(0, 2))
 def test_masks_and_ids_are_told_apart(data, nodes, form, as_ids, column):
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes)))
@@ -61,6 +61,7 @@ NAN = float("nan")
         (torch.ones(7, dtype=torch.bool), r"bool \[7\]"),
         (torch.ones(2, 5, dtype=torch.bool), r"bool \[2, 5\]"),
         (torch.ones(5, 2) / 2, r"float32 \[5, 2\]"),
+        (torch.ones(5, 0, dtype=torch.bool), r"is \[5, 0\]: no split of the nodes"),
         (torch.tensor([1.0, NAN, 1, 0, 0]), r"float32 \[5\]"),
         (torch.tensor([0.5, 1, 1, 0, 0]), r"float32 \[5\]"),
         (torch.tensor([0, 3, 9]), r"train_mask\[2\] = 9 is not a node"),
@@ -114,7 +115,6 @@ def test_arrays_and_lists_are_taken_as_tensors_are(form):
         ("x", torch.eye(5).to_sparse_csr(), "data.x is a sparse tensor .*to_dense"),
         ("x", torch.tensor(1.0), r"data.x of shape \[\]"),
         ("x", ["a"] * 5, "data.x must hold numbers"),
-        ("y", torch.arange(7), r"data.y of shape \[7\] .* set data.num_nodes"),
         ("y", ["a", "b", "a", "b", "a"], "data.y must hold numbers"),
         ("edge_weight", torch.ones(4), r"data.edge_weight of shape \[4\] .* 6 edges; transforms that change edges"),
         ("edge_weight", [1.0, 2.0], r"data.edge_weight of shape \[2\]"),
@@ -135,6 +135,35 @@ def test_labels_of_whole_graphs_and_of_edges_are_no_labels_of_nodes():
     assert set(Graph.from_pyg(batch).ndata) == {"x", "batch"}
     assert "y" in Graph.from_pyg(_data(y=torch.arange(6))).edata
     assert not Graph.from_pyg(_data(x=None)).ndata
+    for label in ("text", {"a": 1}, torch.randn(1, 19)):
+        assert "y" not in Graph.from_pyg(_data(y=label)).ndata
+
+
+@pytest.mark.parametrize(
+    "form", [lambda y: y, torch.Tensor.numpy, torch.Tensor.tolist], ids=["tensor", "array", "list"]
+)
+@pytest.mark.parametrize("shape", [(19,), (7,), (3, 2), (0,)], ids=str)
+def test_labels_that_have_no_row_for_each_node_are_left_out_with_a_word(shape, form):
+    y = form(torch.ones(shape))
+    with pytest.warns(JoestarWarning, match=rf"data.y of shape \[{shape[0]}.* 5 nodes .*no labels.*set data.num_nodes"):
+        graph = Graph.from_pyg(_data(y=y))
+    assert set(graph.ndata) == {"x"} and not graph.edata and graph.num_classes is None
+
+
+def test_several_labels_of_each_graph_of_a_batch_are_left_out_with_a_word():
+    batch = pyg.Batch.from_data_list([_data(y=torch.randn(3)), _data(y=torch.randn(3))])
+    with pytest.warns(JoestarWarning, match=r"data.y of shape \[6\] has not one row for each of the graph's 10 nodes"):
+        assert set(Graph.from_pyg(batch).ndata) == {"x", "batch"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "form", [lambda y: y, torch.Tensor.numpy, torch.Tensor.tolist], ids=["tensor", "array", "list"]
+)
+def test_an_empty_split_names_no_node(form, dtype):
+    graph = Graph.from_pyg(_data(train_mask=form(torch.empty(0, dtype=dtype)), test_mask=torch.ones(5)))
+    assert graph.train_idx.tolist() == [] and graph.train_idx.dtype == torch.int64
+    assert graph.val_idx is None and graph.test_idx.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_edge_indices_and_indices_of_pyg_are_plain_tensors_here():
@@ -166,3 +195,16 @@ def test_one_name_of_nodes_and_edges_is_refused():
         other.train_idx = [0]
         with pytest.raises(GraphError, match=f"both have '{name}'.*graph.ndata.pop"):
             other.to_pyg()
+
+
+@pytest.mark.parametrize("held", [torch.tensor([True, False, True, False, False]), torch.tensor([1, 0, 1, 0, 0])])
+def test_a_mask_that_says_what_the_split_says_is_no_second_name(held):
+    graph = Graph.from_edge_index(EDGES, 5, {"train_mask": held})
+    graph.train_idx, graph.val_idx = [2, 0], [1]
+    made = graph.to_pyg()
+    assert torch.equal(made.train_mask, held) and made.val_mask.tolist() == [False, True, False, False, False]
+    assert Graph.from_pyg(made).train_idx.tolist() == [0, 2]
+    for other in (~held.bool(), held.float() / 2, held[:, None], 2 * held):
+        graph.ndata["train_mask"] = other
+        with pytest.raises(GraphError, match=r"to_pyg: ndata and a split both have 'train_mask', and they differ"):
+            graph.to_pyg()
