@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from joestar.data import ogb
-from joestar.data.archive import DAMAGED
+from joestar.data.archive import DAMAGED, Archive
 from joestar.data.from_tables import edge_columns
 from joestar.data.nameless import without_index
 from joestar.data.rows import MemoryRows, Rows, npy_rows, npz_keys, npz_rows
@@ -134,8 +134,7 @@ def _of_file(path: Path) -> Inputs:
 def _number(path: Path, key: str) -> int:
     """A single number of an archive."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return int(arrays[key].reshape(-1)[0])
+        return int(Archive(path).read(key).reshape(-1)[0])
     except (*DAMAGED, IndexError) as error:
         raise DataError(f"{path}: expected a number under {key!r}, but it cannot be read ({error}).") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from joestar.data.archive import DAMAGED
+from joestar.data.archive import DAMAGED, check_npy
 from joestar.data.attributes import plain_attributes, text_of
 from joestar.data.checksums import checksum
 from joestar.data.degrees import degree_facts
@@ -204,6 +204,7 @@ def _mapped(path: Path) -> np.ndarray:
 def _read(folder: Path, key: str, entry: dict) -> torch.Tensor:
     path = folder / f"{key}.npy"
     try:
+        check_npy(path)
         array = _mapped(path) if path.stat().st_size >= MAP_FROM else np.load(path, allow_pickle=False)
         tensor = torch.from_numpy(array) if array.dtype.name in _WIDENED else from_array(array, key)
     except DAMAGED as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from joestar.data import labels as label_forms
-from joestar.data.archive import DAMAGED
+from joestar.data.archive import DAMAGED, check_npy
 from joestar.data.columns import Ids, on_host
 from joestar.data.labels import Labels, check_task
 from joestar.data.parts import Options, Parts, to_graph
@@ -254,7 +254,9 @@ def _array(value, what: str) -> np.ndarray | None:
     """An array, or that of an ``.npy`` file; ``None`` for names of columns."""
     if isinstance(value, os.PathLike) or _is_npy(value):
         try:
-            return np.load(Path(value).expanduser(), mmap_mode="r", allow_pickle=False)
+            path = Path(value).expanduser()
+            check_npy(path)
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         except DAMAGED as error:
             raise DataError(f"{what}: {value} cannot be read as an .npy file of numbers ({error}).") from None
     if value is None or isinstance(value, (str, bool, int)) or _names_columns(value):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from joestar.data.archive import DAMAGED
+from joestar.data.archive import DAMAGED, check_members
 from joestar.data.float32 import in_float32
 from joestar.data.parts import Options, Parts
 from joestar.data.splits import PARTS
@@ -89,9 +89,10 @@ def _edge_data(values: np.ndarray, key: str, edges: int, where: str) -> np.ndarr
 
 def _open(path: Path) -> dict[str, np.ndarray]:
     try:
+        check_members(path)
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    except (*DAMAGED, AttributeError) as error:  # that of one array has no files
+    except DAMAGED as error:
         raise DataError(
             f"{path}: expected a NumPy archive of plain arrays, but it cannot be read ({error}). "
             "Write it with numpy.savez_compressed."

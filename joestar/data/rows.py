@@ -4,6 +4,7 @@ Nothing is mapped: what is read counts once, and is gone when it is let go.
 """
 
 import contextlib
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from joestar.data.archive import DAMAGED, LOCAL_HEADER
+from joestar.data.archive import DAMAGED, LOCAL_HEADER, check_size, header_of
 from joestar.errors import DataError
 
 
@@ -59,7 +60,7 @@ class FileRows:
 
     def __init__(self, path: Path, offset: int, dtype: np.dtype, shape: tuple[int, ...], where: str):
         self.path, self.offset, self.dtype, self.shape, self.where = path, offset, dtype, tuple(shape), where
-        self.width = int(np.prod(self.shape[1:], dtype=np.int64))
+        self.width = math.prod(self.shape[1:])
         self.row_bytes = self.width * dtype.itemsize
         has, needs = path.stat().st_size, offset + self.shape[0] * self.row_bytes
         if has < needs:
@@ -84,7 +85,7 @@ class PackedRows:
 
     def __init__(self, path: Path, member: str, dtype: np.dtype, shape: tuple[int, ...], header: int, where: str):
         self.path, self.member, self.dtype, self.shape, self.where = path, member, dtype, tuple(shape), where
-        self.row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * dtype.itemsize
+        self.row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
         self.header, self.stream, self.at = header, None, 0
 
     def read(self, first: int, count: int) -> np.ndarray:
@@ -168,6 +169,7 @@ def npz_rows(path: Path, key: str) -> Rows:
             with archive.open(info) as member:
                 dtype, shape, fortran = _header(member)
                 header = member.tell()
+                check_size(shape, dtype, info.file_size - header)
     except KeyError:
         raise DataError(f"{path}: the key {key!r} is missing; the file has {', '.join(npz_keys(path))}.") from None
     except DAMAGED as error:
@@ -197,9 +199,7 @@ def npz_keys(path: Path) -> list[str]:
 
 
 def _header(file) -> tuple[np.dtype, tuple[int, ...], bool]:
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = reader(file)
+    shape, fortran, dtype = header_of(file)
     if dtype.hasobject or dtype.kind not in "iufb":
         raise ValueError(f"it holds {dtype}, which are no numbers")
     if not shape:

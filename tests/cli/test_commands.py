@@ -73,8 +73,8 @@ def test_errors_are_one_sentence_and_exit_code_two(tmp_path):
     assert invoke("train", "--hidden", "wide").exit_code == 2
     failed = invoke("train", "--save", str(tmp_path / "a"), "--report", str(tmp_path / "a"))
     assert failed.exit_code == 2 and "this is what --report names already" in failed.stderr
-    failed = invoke("train", "--seed", str(2**32))
-    assert failed.exit_code == 2 and "at most 4294967295" in failed.stderr
+    failed = invoke("train", "--seed", str(2**63))
+    assert failed.exit_code == 2 and "at most 9223372036854775807" in failed.stderr
     failed = invoke("train", "--save", str(tmp_path / "none" / "best.pt"))
     assert failed.exit_code == 2
     assert "none is not a folder that can be written to" in failed.stderr

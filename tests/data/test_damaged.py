@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 import joestar
 from joestar.cli.info import facts_of, print_table
+from joestar.data.archive import Archive
 from joestar.data.convert import convert
 from joestar.errors import DataError, JoestarError
 from joestar.graph_api import NodeMapping
@@ -63,6 +65,73 @@ def test_any_damage(tmp_path, form, cut):
         except JoestarError:
             refused += 1
     assert refused
+
+
+def npy(shape, dtype="<f8"):
+    """The bytes of an ``.npy`` file of twelve numbers whose header says something else."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + np.ones(12).tobytes()
+
+
+def stored(path, content, packed):
+    """An archive with such a file as its features."""
+    archive(path, np.savez)
+    with zipfile.ZipFile(path / "g.npz") as file:
+        others = {name: file.read(name) for name in file.namelist() if name != "x.npy"}
+    with zipfile.ZipFile(path / "g.npz", "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as file:
+        for name, text in (others | {"x.npy": content}).items():
+            file.writestr(name, text)
+    return path / "g.npz"
+
+
+def folder_of(path, content):
+    (path / "source").mkdir()
+    (path / "source" / "features.npy").write_bytes(content)
+    np.save(path / "source" / "edges.npy", np.array([[0, 1], [1, 2]]))
+    return path / "source"
+
+
+def converted_folder(path, content):
+    folder = saved(path / "graph")
+    (folder / "ndata.x.npy").write_bytes(content)
+    change(folder, len(content), "arrays", "ndata.x", "bytes")
+    return folder
+
+
+def in_file(path, content):
+    (path / "x.npy").write_bytes(content)
+    return path / "x.npy"
+
+
+READERS = {
+    "features": lambda path, content: FORMS["features"][1](in_file(path, content)),
+    "archive": lambda path, content: joestar.load(stored(path, content, packed=False), verbose=False),
+    "packed archive": lambda path, content: joestar.load(stored(path, content, packed=True), verbose=False),
+    "key of an archive": lambda path, content: Archive(stored(path, content, packed=True)).read("x"),
+    "converted": lambda path, content: convert(stored(path, content, packed=False), path / "out", **QUIET),
+    "converted, packed": lambda path, content: convert(stored(path, content, packed=True), path / "out", **QUIET),
+    "folder": lambda path, content: convert(folder_of(path, content), path / "out", **QUIET),
+    "converted folder": lambda path, content: joestar.load(converted_folder(path, content)),
+}
+SHAPES = [
+    "(900000000000000, 4)", "(9000000000000000000000, 4)", "(-3, 4)", "(3000000000, 3000000000)", "(3, 4.5)",
+    "(True, 4)", "((3,), 4)", "(3, 99999999)", "(4, 4294967296, 4294967296)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_that_a_file_cannot_hold(tmp_path, read, shape):
+    """Some raised OverflowError and TypeError; for others memory was asked for, or numbers read that are none."""
+    with pytest.raises(DataError, match=r"npz|npy"):
+        read(tmp_path, npy(shape))
+
+
+def test_other_files_of_an_archive_are_passed_over(tmp_path):
+    path = archive(tmp_path)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("README.txt", "by hand")
+    assert joestar.load(path, verbose=False).num_nodes == 50
 
 
 def saved(path):
