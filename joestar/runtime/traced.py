@@ -222,6 +222,11 @@ class TracedProgram:
         seeds = next(n for n in gm.graph.find_nodes(op="placeholder") if n.name == "seeds")
         wanted, first = seeds.meta["val"].shape[0], 0 if self.loss is None else self._first_rows
         last = first + len(leaf_names(self.structure))
+        if len(output.args[0]) < last:
+            raise CaptureError(
+                f"{origin}: forward returns a tensor that is no result of an operation in it. Return a copy "
+                "(tensor.clone())."
+            )
         output.args = (tuple(output.args[0][:last]),)  # TorchDynamo hands out buffers that were written: self.n += 1
         values = [node.meta["val"] for node in output.args[0][first:]]
         further = self.kind == "logits" and self.model.training

@@ -306,3 +306,44 @@ def test_what_reaches_an_output_is_what_autograd_finds(number):
             grads = torch.autograd.grad(out.sum(), params, allow_unused=True, retain_graph=True)
         for (name, param), grad in zip(net.named_parameters(), grads, strict=True):
             assert (place in reach.of.get(id(param), ())) == (grad is not None), (place, name)
+
+
+class Beside(nn.Module):
+    """Returns what it holds: buffers, one of which it writes, a plain attribute, a parameter and views of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.a, self.b = joestar.nn.SAGEConv(FEATURES, 8), nn.Linear(8, 3), nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("temperature", torch.tensor(0.07))
+        self.register_buffer("queue", torch.arange(12.0).view(4, 3))
+        self.plain = torch.arange(5.0)
+
+    def forward(self, blocks, x):
+        self.calls += 1
+        h = self.conv(blocks[0], x).relu()
+        held = {"calls": self.calls, "queue": self.queue, "t": self.temperature, "plain": self.plain}
+        views = {"prototypes": self.a.weight.t(), "bias": self.b.bias, "row": self.a.weight[:2], "again": self.queue}
+        return {**held, "a": self.a(h), "b": self.b(h), **views} if self.training else {"a": self.a(h)}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_the_model_holds_may_be_returned_beside_rows(backend):
+    """TorchDynamo gives no output for what is an input: others took its place."""
+    torch.manual_seed(0)
+    graph, net = planted_graph(nodes=400), Beside()
+    twin = copy.deepcopy(net)
+    step = joestar.compile(net, joestar.NeighborSampler(graph, [3], seed=1), backend=backend, slack=0.5, warm_up=2)
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.01, weight_decay=1.0) for each in (net, twin)]
+    for _ in range(3):
+        found, wanted = step(SEEDS), plain(step, twin, SEEDS)
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, msg=name)
+        for optimizer, out in zip(optimizers, (found, wanted), strict=True):
+            optimizer.zero_grad()
+            (out["a"] @ out["prototypes"].T / out["t"]).square().mean().backward()
+            optimizer.step()
+        assert net.b.weight.grad is None and net.b.bias.grad is None
+        for (name, ours), theirs in zip(net.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, msg=name)
