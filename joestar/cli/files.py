@@ -30,11 +30,15 @@ def check_outputs(
     """Raises ``ConfigError`` before the work if an output cannot be written, or is a file of something else.
 
     Args:
-        outputs: paths by flag. read: files and folders that the command reads, as messages call them; of what is
-            neither there is nothing to lose.
+        outputs: paths by flag. read: files and folders that the command reads, as messages call them; nothing is
+            written into such a folder, unless it is one of tables, beside which other files may lie. Of what is neither
+            there is nothing to lose.
         checkpoints: the folder that checkpoints are written to.
     """
-    taken = {os.path.realpath(file): what for what, path in (read or {}).items() if path for file in _files(Path(path))}
+    sources = {
+        what: place for what, path in (read or {}).items() if path and (place := Path(path).expanduser()).exists()
+    }
+    taken = {}
     if checkpoints is not None:
         taken[os.path.realpath(checkpoints)] = "--checkpoints"
     for flag, path in outputs.items():
@@ -45,18 +49,41 @@ def check_outputs(
         if place in taken:
             raise ConfigError(f"{flag} {path}: this is what {taken[place]} names already. Give another file.")
         taken[place] = flag
+        for what, source in sources.items():
+            if _is_read(Path(place), source):
+                raise ConfigError(
+                    f"{flag} {path}: this is what {what} names already, or part of it. Give another file."
+                )
         folder, name = os.path.split(place)
         if checkpoints is not None and os.path.realpath(checkpoints) == folder and fnmatch(name, "checkpoint-*.pt"):
             raise ConfigError(f"{flag} {path}: --checkpoints has files of that name. Give another one.")
 
 
-GRAPHS = ("edges.*", "nodes.*", "features.npy", "labels.npy", "*_idx.npy", "ind*.npy", "[en]data.*.npy", "meta.json")
-"""Files of folders that ``joestar.load`` reads."""
+def place_of(dataset: str, root: str | os.PathLike | None) -> Path | None:
+    """The file or folder of a dataset, for ``check_outputs``."""
+    from joestar.data.load import place_of
+
+    return place_of(dataset, root)
 
 
-def _files(path: Path) -> list[Path]:
-    path = path.expanduser()
-    return [path] if path.is_file() else [file for form in GRAPHS for file in path.glob(form)]
+TABLES = ("edges.*", "nodes.*", "features.npy", "labels.npy", "*_idx.npy")
+"""Files of a folder of tables that commands read."""
+
+
+def _is_read(place: Path, source: Path) -> bool:
+    """Whether a file, links followed, is what is read, or lies in it, or would be read with it."""
+    inside = list(source.iterdir()) if source.is_dir() else []
+    if any(fnmatch(file.name, "edges.*") for file in inside) and not (source / "meta.json").is_file():
+        inside = [file for file in inside if _is_of_tables(file)]
+        if source.resolve() == place.parent and _is_of_tables(place):
+            return True
+    else:
+        inside.append(source)
+    return any(kept in (place, *place.parents) for kept in (file.resolve() for file in inside))
+
+
+def _is_of_tables(file: Path) -> bool:
+    return any(fnmatch(file.name, form) for form in TABLES)
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

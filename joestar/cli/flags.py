@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from joestar.cli.config import FIELDS, build_config
+from joestar.cli.config import FIELDS, TrainConfig, build_config
 
 CONFIG_HELP = "TOML file with any of these settings (batch_size = 500); flags override it."
 
@@ -27,7 +27,10 @@ def takes_settings(command: Callable[..., None], only: Collection[str] = FIELDS)
     @functools.wraps(command)
     def with_flags(**flags: Any) -> None:
         file, extra = flags.pop("config"), {parameter.name: flags.pop(parameter.name) for parameter in own}
-        command(build_config(file, flags), **extra)
+        config = build_config(file, flags)
+        if file is not None:
+            _check_outputs(file, config, extra)
+        command(config, **extra)
 
     parameters = [_parameter(name) for name in FIELDS if name in only]
     parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
@@ -39,6 +42,15 @@ def takes_settings(command: Callable[..., None], only: Collection[str] = FIELDS)
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del with_flags.__wrapped__
     return with_flags
+
+
+def _check_outputs(file: Path, config: TrainConfig, extra: dict[str, Any]) -> None:
+    """Raises ``ConfigError`` if the settings would be replaced by what comes of them."""
+    from joestar.cli.files import check_outputs
+
+    written = {f"--{name}": getattr(config, name) for name in ("report", "save")}
+    written |= {flag: extra.get(name) for flag, name in (("--html", "html"), ("--json", "json_file"))}
+    check_outputs(written, {"--config": file})
 
 
 def _parameter(name: str) -> inspect.Parameter:

@@ -65,10 +65,10 @@ def partition(
         joestar partition my-graph --parts 1024 --passes 3 --out my-parts.npz
         joestar partition my-graph.npz --compare none --json
     """
-    from joestar.cli.files import check_outputs
+    from joestar.cli.files import check_outputs, place_of
     from joestar.data import load
 
-    check_outputs({"--out": output}, {"the dataset": dataset})
+    check_outputs({"--out": output}, {"the dataset": place_of(dataset, root)})
     _check_names(compare)
     graph = load(dataset, root=root, verbose=not as_json)
     others = _others(compare, method, graph.num_edges)

@@ -57,7 +57,7 @@ def plan(
     import joestar
     from joestar.cli import build
     from joestar.cli.console import say
-    from joestar.cli.files import check_outputs, write_json
+    from joestar.cli.files import check_outputs, place_of, write_json
     from joestar.errors import ConfigError
     from joestar.staged import Planner
     from joestar.staged.several import imagined
@@ -67,7 +67,8 @@ def plan(
     if prefetch and (config.partitions, config.macro_batch, config.hot) != (None, None, None):
         message = "--prefetch is for a graph that fits as a whole, not for --partitions, --macro-batch or --hot."
         raise ConfigError(message)
-    check_outputs({"--json": json_file}, {"the dataset": config.dataset, "--partitions": config.partitions})
+    read = {"the dataset": place_of(config.dataset, config.root), "--partitions": config.partitions}
+    check_outputs({"--json": json_file}, read)
     device, console = build.build_device(config), out()
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
     build.check_graph(graph)

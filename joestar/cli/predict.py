@@ -15,7 +15,7 @@ from torch import Tensor
 import joestar
 from joestar.cli import build, saved
 from joestar.cli.console import say, say_path
-from joestar.cli.files import check_outputs, check_writable
+from joestar.cli.files import check_outputs, check_writable, place_of
 from joestar.cli.train import NAMES, shown_score
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
@@ -91,10 +91,11 @@ def _prepared(
         raise ConfigError(f"--nodes: expected one of {', '.join(PARTS)}; got {nodes!r}.")
     found = saved.read(path)
     config = found.config
-    check_outputs({"--out": output}, {"the saved model": path, "the dataset": dataset or config.dataset})
+    root = root if root is not None or dataset is not None else config.root
+    read = {"the saved model": path, "the dataset": place_of(dataset or config.dataset, root)}
+    check_outputs({"--out": output}, read)
     device = build.choose_device(device)
-    place = root if root is not None or dataset is not None else config.root
-    graph = joestar.load(dataset or config.dataset, root=place, split=config.split, seed=config.seed).to(device)
+    graph = joestar.load(dataset or config.dataset, root=root, split=config.split, seed=config.seed).to(device)
     model = found.build(graph)
     idx = _ids(graph, nodes)
     if scored:

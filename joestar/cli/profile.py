@@ -11,7 +11,7 @@ from joestar.bench.profile import profile
 from joestar.cli import build
 from joestar.cli.config import PROFILED, TrainConfig
 from joestar.cli.console import say
-from joestar.cli.files import check_writable
+from joestar.cli.files import check_outputs, check_writable, place_of
 from joestar.errors import ConfigError
 from joestar.profile.ledger import Report
 
@@ -30,6 +30,7 @@ def run(
     files = {"--html": html, "--json": json_file}
     for flag, path in files.items():
         _check_file(path, flag)
+    check_outputs(files, {"the dataset": place_of(config.dataset, config.root)})
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed).to(device)
     build.check_graph(graph)

@@ -16,7 +16,7 @@ import joestar
 from joestar.cli import build, saved
 from joestar.cli.config import TrainConfig
 from joestar.cli.console import said_by_joestar, say, say_path
-from joestar.cli.files import check_outputs, write_json
+from joestar.cli.files import check_outputs, place_of, write_json
 from joestar.cli.summary import short_report
 from joestar.distributed import is_first
 from joestar.metrics import better
@@ -75,7 +75,7 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
         JoestarError: settings or data are unusable.
         KeyboardInterrupt: it was stopped (SIGTERM is a kind of it); the files hold what there was until then.
     """
-    read = {"the dataset": config.dataset, "--partitions": config.partitions}
+    read = {"the dataset": place_of(config.dataset, config.root), "--partitions": config.partitions}
     check_outputs({"--report": config.report, "--save": config.save}, read, config.checkpoints)
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)

@@ -10,7 +10,7 @@ from joestar.data.folder import is_converted, read_folder
 from joestar.data.foreign import from_object
 from joestar.data.from_tables import from_tables
 from joestar.data.labels import check_task
-from joestar.data.named import PREFIXES, load_named
+from joestar.data.named import PREFIXES, downloaded_to, load_named
 from joestar.data.npz import read_npz
 from joestar.data.parts import Options, apply_rules, drawn_split, to_graph
 from joestar.data.splits import PARTS, SplitChoice, check_choice
@@ -90,20 +90,40 @@ def load(
         return from_object(name_or_path, options)
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
-    if path.is_file() and is_table(path):
-        return _of_tables(path, options, table)
-    if path.is_dir() and not is_converted(path) and _edges_in(path) is not None:
-        return _of_folder(path, options, table)
+    if _is_of_tables(path):
+        return (_of_folder if path.is_dir() else _of_tables)(path, options, table)
     _no_further(table, name)
     if name.startswith(PREFIXES):
         return _downloaded(name, _roots(root), options)
     check_choice(split)
     if name in BUNDLED and root is None:
         return to_graph(read_npz(BUNDLED[name], options), options)
-    for candidate, called in ((path, path.name), *((other, name) for other in _candidates(name, root))):
-        if candidate.exists() and _readable(candidate):
-            return _read(candidate, called, options, verify)
-    raise DataError(_not_found(name, path, root))
+    found = _found(name, root)
+    if found is None:
+        raise DataError(_not_found(name, path, root))
+    return _read(found, path.name if found == path else name, options, verify)
+
+
+def place_of(name: str, root: str | os.PathLike | None = None) -> Path | None:
+    """The file or folder that ``load(name, root=root)`` reads; ``None`` where there is none (yet)."""
+    path = Path(name).expanduser()
+    if _is_of_tables(path):
+        return path
+    if name.startswith(PREFIXES):
+        return downloaded_to(name, _roots(root)[0])
+    return BUNDLED[name] if name in BUNDLED and root is None else _found(name, root)
+
+
+def _is_of_tables(path: Path) -> bool:
+    if path.is_dir():
+        return not is_converted(path) and _edges_in(path) is not None
+    return path.is_file() and is_table(path)
+
+
+def _found(name: str, root: str | os.PathLike | None) -> Path | None:
+    """The first that is there and can be read, of a path and of what a name may mean."""
+    places = (Path(name).expanduser(), *_candidates(name, root))
+    return next((place for place in places if place.exists() and _readable(place)), None)
 
 
 def _downloaded(name: str, roots: list[Path], options: Options) -> Graph:

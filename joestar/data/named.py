@@ -7,6 +7,7 @@ import numpy as np
 
 from joestar.data.foreign import from_object
 from joestar.data.labels import from_array
+from joestar.data.ogb import folder_names
 from joestar.data.parts import Options, Parts, to_graph
 from joestar.data.structure import EdgeRules, make_structure
 from joestar.errors import DataError
@@ -25,6 +26,13 @@ def load_named(name: str, roots: list[Path], options: Options) -> Graph:
     if package == "pyg":
         return _of_pyg(name, rest, roots[0], options)
     return _of_ogb(name, rest, roots[0], options)
+
+
+def downloaded_to(name: str, root: Path) -> Path | None:
+    """The folder in which a package keeps the dataset ``name``, if it is there."""
+    package, _, rest = name.partition(":")
+    folders = [Path("pyg") / rest.partition("/")[0]] if package == "pyg" else folder_names(rest)
+    return next((root / folder for folder in folders if rest and (root / folder).is_dir()), None)
 
 
 def _of_pyg(name: str, rest: str, root: Path, options: Options) -> Graph:

@@ -140,13 +140,17 @@ def test_outputs_are_files_of_their_own(tmp_path, monkeypatch):
     read = {"the dataset": "data.npz", "--partitions": None}
     check_outputs({"--report": "r.json", "--save": None}, read, "ck")
     check_outputs({"--report": "ck/r.json", "--save": "ck/best.pt"}, {"the dataset": "cora"}, "ck")
-    (tmp_path / "ck" / "nodes.csv").write_text("id\n")
+    for name in ("nodes.csv", "edges.csv"):
+        (tmp_path / "ck" / name).write_text("id\n")
     check_outputs({"--out": "ck/predictions.csv"}, {"the dataset": "ck"})
-    with pytest.raises(ConfigError, match=r"--out ck/nodes.csv: this is what the dataset names already"):
+    with pytest.raises(ConfigError, match=r"--out ck/nodes.csv: this is what the dataset names already, or part of it"):
         check_outputs({"--out": "ck/nodes.csv"}, {"the dataset": "ck"})
     for outputs, named in (
         ({"--report": "a", "--save": f"{tmp_path}/ck/../a"}, "--save .*: this is what --report names already"),
-        ({"--save": "link.npz"}, "--save link.npz: this is what the dataset names already. Give another file"),
+        (
+            {"--save": "link.npz"},
+            "--save link.npz: this is what the dataset names already, or part of it. Give another",
+        ),
         ({"--save": "new"}, "--save new: this is what --checkpoints names already"),
         ({"--save": "new/checkpoint-000000001.pt"}, "--checkpoints has files of that name"),
     ):
