@@ -10,7 +10,7 @@ from joestar.bench import epoch, inference, passes, user_models
 from joestar.bench.setting import Setting, check_device, machine
 from joestar.bench.step import run
 from joestar.cli.console import columns, human_bytes
-from joestar.cli.files import check_writable, write_json
+from joestar.cli.files import check_report, check_writable, write_json
 from joestar.errors import ConfigError
 from joestar.profile.numbers import human_rate
 
@@ -32,7 +32,7 @@ def numbers(text: str, flag: str) -> tuple[int, ...]:
 
 def bench_step(setting: Setting, report: str | None, console: Console) -> None:
     """Measures, prints the table, and writes the JSON if a file is given."""
-    check_writable(report, "--json")
+    check_report(report, setting.dataset)
     result = run(setting, lambda text: console.print(text, highlight=False, soft_wrap=True))
     _step_tables(result, console)
     console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
@@ -76,7 +76,7 @@ def bench_passes(
 
 def bench_inference(setting: Setting, memory_budget: int | None, report: str | None, console: Console) -> None:
     """Measures, prints the table, and writes the JSON if a file is given."""
-    check_writable(report, "--json")
+    check_report(report, setting.dataset)
     result = inference.run(setting, memory_budget, lambda text: console.print(text, highlight=False, soft_wrap=True))
     _inference_table(result, console)
     console.print("\n" + result["machine"], highlight=False, soft_wrap=True)
@@ -88,7 +88,7 @@ def bench_epoch(
     setting: Setting, budget: str, modes: tuple[str, ...], report: str | None, console: Console, busy: bool = True
 ) -> None:
     """Measures, prints every row as soon as it is there and the table at the end; the JSON grows with the rows."""
-    check_writable(report, "--json")
+    check_report(report, setting.dataset)
 
     def keep(result: dict) -> None:
         if report is not None:

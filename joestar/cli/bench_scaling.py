@@ -9,7 +9,7 @@ from joestar.bench.ranks import Row
 from joestar.bench.setting import Setting
 from joestar.cli.bench import numbers, widths
 from joestar.cli.console import columns, human_bytes
-from joestar.cli.files import check_writable, write_json
+from joestar.cli.files import check_report, write_json
 from joestar.errors import ConfigError
 
 TIMES = ("model", "procs", "batch", "s/epoch", "speed-up", "seeds/s", "set-up s", "first s")
@@ -21,7 +21,7 @@ def bench_scaling(
     backend: str = "inductor",
 ) -> None:  # fmt: skip
     """Measures, prints every row as soon as it is there and the table at the end; the JSON grows with the jobs."""
-    check_writable(report, "--json")
+    check_report(report, setting.dataset)
     if gpus is not None and processes is not None:
         raise ConfigError("give --gpus (a process each) or --processes, not both.")
     flag, text = ("--gpus", gpus) if gpus is not None else ("--processes", processes)

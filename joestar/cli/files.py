@@ -59,6 +59,11 @@ def check_outputs(
             raise ConfigError(f"{flag} {path}: --checkpoints has files of that name. Give another one.")
 
 
+def check_report(path: str | None, dataset: str | None) -> None:
+    """``check_outputs`` of the ``--json`` of a measurement, on a dataset or on none."""
+    check_outputs({"--json": path}, {} if dataset is None else {"the dataset": place_of(dataset, None)})
+
+
 def place_of(dataset: str, root: str | os.PathLike | None) -> Path | None:
     """The file or folder of a dataset, for ``check_outputs``."""
     from joestar.data.load import place_of

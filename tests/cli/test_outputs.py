@@ -74,6 +74,8 @@ def test_commands_look_under_their_root(root):
     assert READ in refused("partition", *there, "--out", name)
     assert READ in refused("profile", *there, "--json", root / "tiny" / "meta.json")
     assert READ in refused("train", root / "tiny", "--save", name)
+    for bench in ("step", "inference"):
+        assert READ in refused("bench", bench, "--dataset", root / "tiny", "--json", name)
 
 
 def test_no_output_is_the_file_of_settings(tmp_path):
