@@ -300,7 +300,8 @@ def _column(table, name: str | int, what: str) -> str:
 def _chosen(table, name, usual: tuple[str, ...], place: int) -> str:
     if name is not None:
         return _column(table, name, "id")
-    return next((column for column in table.names if column.lower() in usual), table.names[place])
+    first = table.levels[0] if table.levels else table.names[place]
+    return next((column for column in table.names if column.lower() in usual), first)
 
 
 def edge_columns(table, source, target) -> list[str]:

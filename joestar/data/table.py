@@ -86,7 +86,7 @@ class TextTable:
     ):
         self.path, self.where = path, str(path)
         self.layout = csv_reader.look(path, header, delimiter, [name for name in asked if isinstance(name, str)])
-        self.every = self.layout.names
+        self.every, self.levels = self.layout.names, []
         self.names, self.index = without_index(self.every, asked, ids) if self.layout.header else (self.every, None)
 
     def read(self, roles: dict[str, str]) -> dict:
@@ -110,11 +110,28 @@ class TextTable:
         return "; ".join(parts) or None
 
 
+def _with_levels(frame):
+    """(a frame whose index names no columns, the columns that it named): of pandas; others have none."""
+    index = getattr(frame, "index", None)
+    names = getattr(index, "names", None)
+    if isinstance(frame, dict) or names is None or not hasattr(frame, "reset_index"):
+        return frame, []
+    levels = [place for place, name in enumerate(names) if name is not None and name not in frame.columns]
+    if not levels:
+        return frame, []
+    named = [names[place] for place in levels]
+    return frame.reset_index(level=levels)[[*frame.columns, *named]], [str(name) for name in named]
+
+
 class FrameTable:
-    """A data frame, a pyarrow table or a dict of columns; ``every`` and ``names`` as ``TextTable`` has them."""
+    """A data frame, a pyarrow table or a dict of columns; ``every`` and ``names`` as ``TextTable`` has them.
+
+    ``levels`` are those that the index of a pandas frame names: columns, too, behind the others, as in Parquet.
+    """
 
     def __init__(self, frame, where: str, asked: Collection[str | int] = (), ids: Collection[str] = ()):
         self.where = where
+        frame, self.levels = _with_levels(frame)
         arrow = hasattr(
             type(frame), "column_names"
         )  # its `columns` are not names; of the type: a column may be so called

@@ -220,9 +220,13 @@ class Split:
 
 
 def _of_mask(value, num_nodes: int):
-    """The ids where a mask ``[num_nodes]`` is true; anything else as it is."""
-    if isinstance(value, np.ndarray) and value.dtype == bool:
-        value = torch.from_numpy(value)
-    if isinstance(value, Tensor) and value.dtype == torch.bool and value.shape == (num_nodes,):
-        return torch.nonzero(value).flatten()
-    return value
+    """The ids where a mask ``[num_nodes]`` is true, or 1 if it is of 0 and 1; anything else as it is."""
+    mask = value if isinstance(value, Tensor) else np.asarray(value) if hasattr(value, "__len__") else None
+    if mask is None or mask.shape != (num_nodes,) or value is None:
+        return value
+    if not isinstance(mask, Tensor):
+        if mask.dtype.kind not in "bui":
+            return value
+        mask = torch.from_numpy(mask.astype(mask.dtype.newbyteorder("="), copy=True))
+    binary = num_nodes > 2 and not mask.dtype.is_floating_point and bool(((mask == 0) | (mask == 1)).all())
+    return torch.nonzero(mask).flatten() if mask.dtype == torch.bool or binary else value  # so many ids would repeat

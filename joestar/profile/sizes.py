@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from joestar.graph_api import Graph, SamplingContext, check_blocks
+from joestar.locks import TRACING
 
 ROUND = 16
 """Bounds are multiples of this."""
@@ -30,9 +31,13 @@ class SizeProfile:
 
 
 def measure(sampler, graph: Graph, seeds: Tensor, key: Tensor) -> tuple[list[int], list[str]]:
-    """Samples one batch, structure only: (size of every set, its label)."""
+    """Samples one batch, structure only: (size of every set, its label).
+
+    Not while another thread traces: ``torch.compiler.is_compiling()`` is true in all threads then.
+    """
     context = SamplingContext(key)
-    blocks = sampler.sample(graph.with_context(context), seeds)
+    with TRACING:
+        blocks = sampler.sample(graph.with_context(context), seeds)
     check_blocks(blocks, type(sampler).__name__, seeds)
     return context.recorded, context.labels
 

@@ -34,6 +34,8 @@ class PartitionedStep(StagedStep):
     Several ranks train on groups of their own at the same time; the history is one (``stages.exchange``).
     """
 
+    in_pieces = True
+
     def __init__(
         self, model, sampler, arena: Arena, stage: PreparedPartitions, others: LargeBatch, exchange: Exchange, *given
     ):

@@ -51,6 +51,8 @@ class StagedStep(Step):
     """
 
     growth: Growth | None = None
+    in_pieces = False
+    """Whether predictions of more seeds than a planned step has are carried out in pieces: no room is made for them."""
 
     def __init__(self, model, sampler, arena: Arena, first_stage: LargeBatch, *given):
         self.arena, self.first_stage = arena, first_stage
@@ -329,7 +331,8 @@ class StagedStep(Step):
         executor = self._executor("predict")
         if self.group is None:
             results = Rows(seeds.numel(), self.whole.device)
-            self._put(results, executor, batches_of(seeds, batch, batch))
+            width = max(1, self.plan.batch) if self.in_pieces else batch
+            self._put(results, executor, batches_of(seeds, batch, width))
             return executor.program.assembled(results.tensors)
         return self._predicted_together(executor, seeds, batch)
 

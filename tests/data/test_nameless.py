@@ -171,3 +171,23 @@ def test_names_in_lists_ask_for_it(tmp_path):
     edges = pd.read_csv(written(EDGES, tmp_path / "edges", "csv"))
     graph = from_tables(edges, edge_attr="Unnamed: 0", verbose=False)
     assert sorted(graph.edata["edge_attr"].flatten().tolist()) == [7, 8, 9]
+
+
+def test_names_of_an_index_are_columns_of_a_frame_as_of_its_file(tmp_path):
+    """They vanished: the first feature became the ids, and other columns the ends of edges."""
+    nodes = pd.DataFrame({"id": [2, 0, 1], "rank": [0, 1, 2], "f": [20.0, 0.0, 10.0], "label": [2, 0, 1]})
+    edges = pd.DataFrame({"source": [0, 1, 2, 0], "target": [1, 2, 0, 2], "weight": [1.0, 2.0, 3.0, 4.0]})
+    whole = from_tables(edges, nodes, verbose=False)
+    nodes.set_index("id").to_parquet(tmp_path / "n.parquet")
+    paper = nodes.rename(columns={"id": "paper"}).set_index("paper")  # named unlike ids: nobody else can be them
+    for table in (nodes.set_index("id"), tmp_path / "n.parquet", paper):
+        found = from_tables(edges, table, verbose=False)
+        assert list(found.mapping.to_raw(range(3))) == list(whole.mapping.to_raw(range(3)))
+        assert found.ndata["x"].tolist() == whole.ndata["x"].tolist()
+        assert found.ndata["y"].tolist() == whole.ndata["y"].tolist()
+    assert from_tables(edges, paper, id=0, verbose=False).mapping.to_raw([0]) == [0]  # positions are of columns
+    for table in (edges.groupby(["source", "target"]).sum(), edges.set_index("source"), edges.set_index("target")):
+        found, order = from_tables(table, nodes, verbose=False), from_tables(edges, nodes, verbose=False)
+        pairs = [sorted(zip(*(end.tolist() for end in g.coo()[:2]), g.edata["edge_weight"].tolist(), strict=True))
+                 for g in (found, order)]  # fmt: skip
+        assert pairs[0] == pairs[1]

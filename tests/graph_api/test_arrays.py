@@ -87,6 +87,12 @@ def test_splits_are_ids_whatever_was_assigned():
         range(0, 4, 3),
         torch.tensor([0, 3]),
         np.array([1, 0, 0, 1, 0], dtype=bool),
+        [True, False, False, True, False],
+        np.array([1, 0, 0, 1, 0], dtype=np.uint8),
+        np.array([1, 0, 0, 1, 0], dtype=">i8"),
+        torch.tensor([1, 0, 0, 1, 0]),
+        torch.tensor([1, 0, 0, 1, 0], dtype=torch.uint8),
+        [1, 0, 0, 1, 0],
     ):
         graph.train_idx = value
         assert isinstance(graph.train_idx, torch.Tensor)

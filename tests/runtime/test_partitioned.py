@@ -314,6 +314,20 @@ def test_a_model_that_is_not_trained_over_partitions_has_the_same_graph(graph, t
     assert texts[0] == texts[1]
 
 
+def test_more_seeds_than_a_planned_step_has_are_scored_in_pieces(graph, parts):
+    """They had no room, behind the first epoch: where there are fewer training nodes than in a batch."""
+    seeds = torch.arange(NODES)
+    step = compiled(graph, stage_of(parts))
+    assert step.plan.batch < NODES
+    history = step.fit(graph.train_idx, seeds, 1, NODES)
+    found = step.predict(seeds, NODES)
+    assert history.best_val == step.evaluate(seeds, NODES)["accuracy"]
+    whole = joestar.compile(
+        copy.deepcopy(step.model), joestar.NeighborSampler(graph, step.sampler.fanouts), backend="eager"
+    )
+    torch.testing.assert_close(found, whole.predict(seeds, NODES))
+
+
 def test_epochs_over_partitions_do_not_take_turns(graph, parts):
     step = compiled(graph, stage_of(parts))
     first = step.epoch(graph.train_idx, BATCH)

@@ -13,6 +13,7 @@ from captures import cheaper, cheapest
 import joestar
 from joestar.kernels import scratch
 from joestar.locks import CAPTURING, TRACING, ProcessLock, RecordingLock, synchronize
+from joestar.profile.sizes import measure, step_key
 from joestar.runtime.step_graph import StreamOrder
 from tests.runtime.common import make_step, planted_graph
 
@@ -218,3 +219,29 @@ def test_launches_follow_one_another_whatever_the_stream(monkeypatch):
         current[0] = stream
         order.follow()
     assert waits == [(two, one), (one, two)]
+
+
+def test_sizes_are_not_measured_while_another_thread_traces():
+    """``torch.compiler.is_compiling()`` is true in all threads then: sampling was refused in the middle of a run."""
+    step, seen, asked = _make("GraphSAGE"), [], threading.Event()
+
+    class Told:
+        graph, seed = step.graph, 0
+
+        def sample(self, graph, seeds):
+            seen.append(tracing[0])
+            return step.sampler.sample(graph, seeds)
+
+    def measured():
+        asked.set()
+        measure(Told(), step.graph, IDX, step_key(0, 0, 0, CPU))
+
+    tracing = [True]
+    thread = threading.Thread(target=measured)
+    with TRACING:
+        thread.start()
+        asked.wait()
+        thread.join(0.05)
+        tracing[0] = False
+    thread.join()
+    assert seen == [False]
