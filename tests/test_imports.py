@@ -33,7 +33,7 @@ ALLOWED = {
     "pyg": {"errors", "graph_api", "ops"},
     "lowering": {"errors", "host", "metrics", "pyg", "sampling", "nn", "data", "graph_api", "ops"},
     "fusion": {"errors", "lowering", "graph_api", "ops", "kernels"},
-    "profile": {"errors", "lowering", "fusion", "graph_api", "ops"},
+    "profile": {"errors", "locks", "lowering", "fusion", "graph_api", "ops"},
     "store": {
         "errors",
         "locks",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from joestar.errors import ConfigError
+from joestar.interrupts import Whole
 
 try:
     import fcntl
@@ -42,32 +43,71 @@ def occupied(folder: Path, seconds: float) -> Iterator[None]:
     Raises:
         ConfigError: another process is there.
     """
-    folder = Path(folder).resolve()
-    with _LOCK:
-        entry = _HELD.setdefault(folder, _Entry())
-        entry.asking += 1
+    visit = _Visit(Path(folder).resolve())
     try:
-        with entry.lock:
-            if not entry.within:
-                entry.file = _file(folder, seconds)
-            entry.within += 1
         try:
+            visit.come(seconds)
             yield
         finally:
-            with entry.lock:
-                entry.within -= 1
-                if not entry.within:
-                    _leave(folder, entry)
+            visit.leave()
     finally:
-        with _LOCK:
-            entry.asking -= 1
-            if not entry.asking and _HELD.get(folder) is entry:
-                del _HELD[folder]
+        visit.leave()  # if an interrupt came in front of the first one
+
+
+class _Visit:
+    """A stay in a folder; what an interrupt breaks off leaves nothing behind: it would keep this process out, too."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.entry: _Entry | None = None
+        self.came = False
+
+    def come(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        with Whole(), _LOCK:
+            self.entry = _HELD.setdefault(self.folder, _Entry())
+            self.entry.asking += 1
+        while not self.came:
+            with Whole():
+                owner = _come_in(self.folder, self.entry)
+                self.came = owner is None
+            if not self.came:
+                if time.monotonic() >= until:
+                    raise ConfigError(
+                        f"process {owner} writes checkpoints in {self.folder}: two runs would remove each other's. "
+                        "Wait until it has ended, or give this run a folder of its own."
+                    )
+                time.sleep(_PAUSE)
+
+    def leave(self) -> None:
+        with Whole(), _LOCK:
+            if self.came:
+                self.came = False
+                _leave(self.folder, self.entry)
+            if self.entry is not None:
+                entry, self.entry = self.entry, None
+                entry.asking -= 1
+                if not entry.asking and _HELD.get(self.folder) is entry:
+                    del _HELD[self.folder]
+
+
+def _come_in(folder: Path, entry: _Entry) -> str | None:
+    """Whether this process is in the folder now: ``None``, or who else is."""
+    with entry.lock:
+        if not entry.within:
+            entry.file, owner = _file(folder)
+            if owner is not None:
+                return owner
+        entry.within += 1
+    return None
 
 
 def _leave(folder: Path, entry: _Entry) -> None:
-    file, entry.file = entry.file, None
-    if file is not None:
+    with entry.lock:
+        entry.within -= 1
+        if entry.within or entry.file is None:
+            return
+        file, entry.file = entry.file, None
         if _is_there(file, folder):  # the folder may be another one by now
             with contextlib.suppress(OSError):
                 os.unlink(folder / NAME)
@@ -90,35 +130,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _file(folder: Path, seconds: float) -> int | None:
-    """A locked file in the folder; ``None`` where files cannot be locked."""
+def _file(folder: Path) -> tuple[int | None, str | None]:
+    """(a locked file in the folder, or ``None`` where files cannot be locked; the process that has locked it)."""
     if fcntl is None:
-        return None
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:  # who cannot write here is told so by the write
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(file, folder):
-                os.truncate(file, 0)
-                os.write(file, str(os.getpid()).encode())
-                return file
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                owner = os.pread(file, 32, 0).decode(errors="replace") or "another"
-                os.close(file)
-                raise ConfigError(
-                    f"process {owner} writes checkpoints in {folder}: two runs would remove each other's. Wait until "
-                    "it has ended, or give this run a folder of its own."
-                ) from None
-        except OSError:  # a file system without locks
-            os.close(file)
-            return None
+        return None, None
+    try:
+        file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # who cannot write here is told so by the write
+        return None, None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_there(file, folder):
+            os.truncate(file, 0)
+            os.write(file, str(os.getpid()).encode())
+            return file, None
+        owner = "another"  # which has just left
+    except BlockingIOError:
+        owner = os.pread(file, 32, 0).decode(errors="replace") or "another"
+    except OSError:  # a file system without locks
         os.close(file)
-        time.sleep(_PAUSE)
+        return None, None
+    os.close(file)
+    return None, owner
 
 
 def _is_there(file: int, folder: Path) -> bool:

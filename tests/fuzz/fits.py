@@ -119,7 +119,7 @@ class ByHand(Plain):
 
     def fit(self) -> dict:
         d, found = self.drawn, {name: [] for name in ("losses", "scores", "logs", "rates")}
-        best, best_value, weights = 0, math.nan, None
+        best, best_value, weights, of_loss = 0, math.nan, None, {}
         early = False
         for epoch in range(d.epochs):
             self.open(d.train, d.batch, True, d.drop_last)
@@ -141,7 +141,7 @@ class ByHand(Plain):
             value = scores.get(d.watched, loss)
             if d.val is not None or d.monitor == LOSS:
                 if epoch == 0 or d.improves(value, best_value):
-                    best, best_value, weights = epoch, value, self.weights()
+                    best, best_value, weights, of_loss = epoch, value, self.weights(), self.of_loss()
             else:
                 best = epoch
             early = d.wait is not None and epoch - best >= d.wait
@@ -151,7 +151,13 @@ class ByHand(Plain):
                 break
         if weights is not None:
             self.model.load_state_dict(weights)
+        if of_loss:
+            self.loss.load_state_dict(of_loss)
         return found | {"best": best, "early": early}
+
+    def of_loss(self) -> dict:
+        state = self.loss.state_dict() if isinstance(self.loss, torch.nn.Module) else {}
+        return {name: value.clone() for name, value in state.items()}
 
     def weights(self) -> dict:
         found = {name: value.clone() for name, value in self.model.state_dict().items()}

@@ -52,6 +52,7 @@ def test_rows():
     })  # fmt: skip
 
 
+B = torch.arange(6.0).view(2, 3)
 A = torch.tensor([0.0, 1.0, torch.inf, torch.nan, -torch.inf, 1e-9])
 PAIRS = A[:, None], A[None]
 ALIKE = torch.broadcast_tensors(*PAIRS) if OLDER else PAIRS  # with equal_nan PyTorch's own did not broadcast
@@ -62,6 +63,9 @@ ARGUMENTS = {
     aten.hstack.default: [([A, A],), ([A[0], A[1]],), ([A.view(2, 3), A.view(2, 3)],), ([A.view(1, 2, 3)] * 2,)],
     aten.column_stack.default: [([A, A.view(6, 1)],), ([A[0], A[1]],)],
     aten.fliplr.default: [(A.view(2, 3),)],
+    aten.tensordot.default: [
+        (B, B, [0], [0]), (B, B, [1, 0], [1, 0]), (B, B, [], []), (B, B[:1], [0], [0]), (B[:, :1], B.T, [-1], [0]),
+    ],
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """One process at a time writes to a folder of checkpoints: two runs removed each other's."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import joestar
 from joestar.errors import ConfigError
 from joestar.runtime import checkpoint
+from joestar.runtime import occupied as occupied_module
 from joestar.runtime.occupied import NAME, occupied
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
@@ -106,3 +108,32 @@ def test_where_files_cannot_be_locked_nobody_is_kept_out(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with occupied(tmp_path, 0.0):
         pass
+
+
+def test_ctrl_c_at_any_line_lets_this_process_in_again(tmp_path):
+    """It kept itself out from then on."""
+    lines, interrupted, stop = [0], 0, [0]
+
+    def traced(frame, event, arg):
+        if frame.f_code.co_filename != occupied_module.__file__:
+            return None
+        lines[0] += event == "line"
+        if event == "line" and lines[0] == stop[0]:
+            signal.raise_signal(signal.SIGINT)
+        return traced
+
+    before = sys.gettrace()
+    for stop[0] in range(1, 90):
+        lines[0] = 0
+        sys.settrace(traced)
+        try:
+            with occupied(tmp_path, 0.0):
+                pass
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        assert os.listdir(tmp_path) == [] and not occupied_module._HELD
+        with occupied(tmp_path, 0.0):
+            assert os.listdir(tmp_path) == [NAME]
+    assert interrupted > 20 and lines[0] < 89

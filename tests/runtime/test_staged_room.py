@@ -297,14 +297,10 @@ def test_over_partitions(graph, memory):
         results = [next(epoch).item() for _ in range(4)]
         if memory == "tight" and batch == BATCH:
             with pytest.raises(StageError, match=rf"joestar.compile\(..., batch_size={LARGER}\)"):
-                step.predict(graph.val_idx, LARGER)
-            predicted = None
-        else:
-            predicted = step.predict(graph.val_idx, LARGER)
+                step(graph.val_idx[:LARGER])
+        predicted = step.predict(graph.val_idx, LARGER)  # in pieces
         results += [loss.item() for loss in epoch]
         found.append((results, predicted, step))
     assert found[0][0] == found[1][0]
     same(found[0][2], found[1][2])
-    if memory != "tight":
-        assert torch.equal(found[0][1], found[1][1])
-        assert found[0][2].traffic.enlarged and not found[1][2].traffic.enlarged
+    torch.testing.assert_close(found[0][1], found[1][1])
