@@ -57,9 +57,9 @@ _PLACES = {
 }
 """Public name -> the module that has it, and its name there."""
 _MODULES = frozenset({
-    "api", "bench", "cli", "cuda_driver", "data", "distributed", "errors", "fusion", "garbage", "graph_api", "host",
-    "interrupts", "kernels", "locks", "lowering", "metrics", "nn", "ops", "partitioning", "profile", "pyg", "runtime",
-    "sampling", "staged", "stages", "step", "store", "streams", "torch_private", "whole_numbers",
+    "api", "bench", "cache", "cli", "cuda_driver", "data", "distributed", "errors", "fusion", "garbage", "graph_api",
+    "host", "interrupts", "kernels", "locks", "lowering", "metrics", "nn", "ops", "partitioning", "profile", "pyg",
+    "runtime", "sampling", "staged", "stages", "step", "store", "streams", "torch_private", "whole_numbers",
 })  # fmt: skip
 """Parts of the package, which need no import statement of their own."""
 

@@ -13,6 +13,7 @@ PACKAGE = Path(joestar.__file__).parent
 
 ALLOWED = {
     "errors": set(),
+    "cache": set(),
     "interrupts": set(),
     "whole_numbers": set(),
     "torch_private": set(),
@@ -166,7 +167,7 @@ ALLOWED = {
     },
 }
 
-ANYWHERE = {"__version__", "interrupts", "torch_private", "whole_numbers"}
+ANYWHERE = {"__version__", "cache", "interrupts", "torch_private", "whole_numbers"}
 """What modules of all levels may import."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from joestar import torch_private
+from joestar.cache import cache_folder
 from joestar.cli.console import human_bytes
 from joestar.runtime import compiler
 
@@ -131,9 +132,7 @@ def host_memory() -> Finding:
 def disk() -> Finding:
     """Free space where compiled programs are kept: Inductor's folder, and Joestar's own."""
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    own = os.environ.get("JOESTAR_CACHE") or os.path.join(cache, "joestar")
-    places = {folder: shutil.disk_usage(folder).free for folder in map(_existing, (inductor, own))}
+    places = {folder: shutil.disk_usage(folder).free for folder in map(_existing, (inductor, str(cache_folder())))}
     found = "; ".join(f"{human_bytes(free)} free for {folder}" for folder, free in places.items())
     if min(places.values()) < LOW_DISK:
         return (

@@ -138,6 +138,8 @@ class FrameTable:
         keys = list(frame if isinstance(frame, dict) else frame.column_names if arrow else frame.columns)
         self.every = [str(key) for key in keys]
         self.names, self.index = without_index(self.every, asked, ids)
+        if self.levels and ids and not any(name.lower() in ids for name in self.names):
+            self.index = f"the ids are {self.levels[0]!r}, the index of the data frame (id=... names others)"
         self.columns = {str(key): frame[key] for key in keys if str(key) in self.names}
         if not self.names:
             raise DataError(f"{where}: expected columns; there are none.")

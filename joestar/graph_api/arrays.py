@@ -221,12 +221,22 @@ class Split:
 
 def _of_mask(value, num_nodes: int):
     """The ids where a mask ``[num_nodes]`` is true, or 1 if it is of 0 and 1; anything else as it is."""
-    mask = value if isinstance(value, Tensor) else np.asarray(value) if hasattr(value, "__len__") else None
-    if mask is None or mask.shape != (num_nodes,) or value is None:
-        return value
-    if not isinstance(mask, Tensor):
-        if mask.dtype.kind not in "bui":
+    if not isinstance(value, Tensor):
+        try:
+            array = np.asarray(value)
+        except ValueError:  # of rows of several lengths
             return value
-        mask = torch.from_numpy(mask.astype(mask.dtype.newbyteorder("="), copy=True))
-    binary = num_nodes > 2 and not mask.dtype.is_floating_point and bool(((mask == 0) | (mask == 1)).all())
-    return torch.nonzero(mask).flatten() if mask.dtype == torch.bool or binary else value  # so many ids would repeat
+        if array.dtype.kind not in "bui":
+            return value
+        mask = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    else:
+        mask = value
+    if mask.shape != (num_nodes,) or mask.dtype.is_floating_point or not is_mask(mask):
+        return value
+    ids = mask.dtype != torch.bool and num_nodes <= 2  # [1, 0] of two nodes names both; of more, ids would repeat
+    return value if ids else torch.nonzero(mask).flatten()
+
+
+def is_mask(value: Tensor) -> bool:
+    """Whether a tensor is of booleans, or of 0 and 1."""
+    return value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
-from joestar.graph_api.arrays import to_ids, to_tensor
+from joestar.graph_api.arrays import is_mask, to_ids, to_tensor
 from joestar.graph_api.validate import check_ids
 
 
@@ -22,9 +22,9 @@ def ids_of_split(value, num_nodes: int, name: str, column: int | None = None) ->
     value = to_tensor(value, name)
     if value.shape == (0,):
         return torch.empty(0, dtype=torch.int64, device=value.device)
-    if value.dim() == 2 and value.shape[0] == num_nodes and _is_mask(value):
+    if value.dim() == 2 and value.shape[0] == num_nodes and is_mask(value):
         value = value[:, _column(value, name, column)]
-    if value.shape == (num_nodes,) and _is_mask(value):
+    if value.shape == (num_nodes,) and is_mask(value):
         return torch.nonzero(value).flatten()
     if value.dim() != 1 or value.dtype == torch.bool or value.dtype.is_floating_point or value.dtype.is_complex:
         dtype = str(value.dtype).removeprefix("torch.")
@@ -41,10 +41,6 @@ def ids_of_split(value, num_nodes: int, name: str, column: int | None = None) ->
             f"a mask, bool [{num_nodes}], or every id once."
         )
     return ids
-
-
-def _is_mask(value: Tensor) -> bool:
-    return value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())
 
 
 def _column(mask: Tensor, name: str, column: int | None) -> int:

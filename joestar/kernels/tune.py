@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import triton
 
+from joestar.cache import cache_folder
 from joestar.kernels.compile_ahead import compile_all, is_compiling
 from joestar.kernels.determinism import deterministic, is_deterministic
 from joestar.kernels.digest import source_digest
@@ -49,10 +50,7 @@ _known: dict[str, Config] | None = None
 
 def cache_file() -> Path:
     """Where the choices are stored."""
-    folder = os.environ.get("JOESTAR_CACHE")
-    if not folder:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
-    return Path(folder) / "tune.json"
+    return cache_folder() / "tune.json"
 
 
 def _code() -> str:

@@ -8,16 +8,13 @@ a dataclass, ``("const", None)``.
 import dataclasses
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from joestar.errors import CaptureError
-from joestar.torch_private import statically_known_true
+from joestar.pyg.call import is_fixed
 
 LEAF = "*"
 _PLAIN = (bool, int, float, str)
-_ANY = 1 << 62
-"""More rows than there are."""
 
 
 def flatten(value, tensors: list[Tensor], where: str = "the model's output"):
@@ -27,7 +24,8 @@ def flatten(value, tensors: list[Tensor], where: str = "the model's output"):
         CaptureError: for something else than tensors, numbers, strings, None and containers of them.
     """
     if isinstance(value, Tensor):
-        again = isinstance(value, nn.Parameter) or any(value is other for other in tensors) or _is_fixed(value)
+        again = isinstance(value, nn.Parameter) or any(value is other for other in tensors)
+        again = again or is_fixed(value.shape[0] if value.dim() else 1)  # as buffers and views of parameters
         tensors.append(value.clone() if again else value)  # of outputs that are one, or an input, Dynamo gives none
         return LEAF
     if isinstance(value, dict):
@@ -46,12 +44,6 @@ def flatten(value, tensors: list[Tensor], where: str = "the model's output"):
         f"{where} is a {type(value).__name__}: expected a tensor, or dicts, tuples, lists, dataclasses, numbers and "
         "strings around tensors."
     )
-
-
-def _is_fixed(value: Tensor) -> bool:
-    """Whether a tensor has the same rows in every batch, as buffers and views of parameters; outside of a trace that
-    cannot be told."""
-    return torch.compiler.is_compiling() and (value.dim() == 0 or statically_known_true(value.shape[0] < _ANY))
 
 
 def rebuild(structure, tensors: Iterator[Tensor]):

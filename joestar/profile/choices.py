@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from joestar.cache import cache_folder
 from joestar.errors import ConfigError
 from joestar.ops.digest import source_digest
 from joestar.profile.files import write_text
@@ -97,12 +98,9 @@ class Found:
     candidates: list[CandidateRecord]
 
 
-def cache_folder() -> Path:
+def choices_folder() -> Path:
     """Where results are stored."""
-    folder = os.environ.get("JOESTAR_CACHE")
-    if not folder:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
-    return Path(folder) / "choices"
+    return cache_folder() / "choices"
 
 
 def cache_key(facts: Mapping) -> str:
@@ -113,7 +111,7 @@ def cache_key(facts: Mapping) -> str:
 def recall(key: str) -> Found | None:
     """The stored result; ``None`` if there is none, or it is damaged or of another format."""
     try:
-        content = json.loads((cache_folder() / f"{key}.json").read_text())
+        content = json.loads((choices_folder() / f"{key}.json").read_text())
         if content["format"] != FORMAT or not isinstance(content["candidates"], list):
             return None
         candidates = [CandidateRecord(**candidate) for candidate in content["candidates"]]
@@ -139,6 +137,6 @@ def remember(key: str, found: Found, facts: Mapping) -> None:
     """Stores a result with the facts behind its key, for people to read; without effect if that fails."""
     content = {"format": FORMAT, **asdict(found), "facts": facts}
     with contextlib.suppress(OSError, ConfigError):
-        folder = cache_folder()
+        folder = choices_folder()
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"{key}.json", json.dumps(content, indent=1, sort_keys=True) + "\n")

@@ -198,7 +198,7 @@ def _of_sampler(model: nn.Module, subgraph: Subgraph) -> dict[str, Tensor]:
 
 def _of_seeds(value, num_seeds):
     if isinstance(value, Tensor):
-        return value[:num_seeds] if value.dim() and not _is_fixed(value.shape[0]) else value
+        return value[:num_seeds] if value.dim() and not is_fixed(value.shape[0]) else value
     if isinstance(value, dict):
         return {key: _of_seeds(part, num_seeds) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
@@ -207,6 +207,6 @@ def _of_seeds(value, num_seeds):
     return value
 
 
-def _is_fixed(rows) -> bool:
+def is_fixed(rows) -> bool:
     """Whether a size is the same in every batch; outside of a trace that cannot be told."""
     return torch.compiler.is_compiling() and statically_known_true(rows < _ANY)

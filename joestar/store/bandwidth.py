@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from joestar.cache import cache_folder
 from joestar.kernels import has_native
 from joestar.kernels.digest import source_digest
 from joestar.kernels.tune import write_beside
@@ -186,10 +187,7 @@ def _device_seconds(work: Callable[[], object]) -> float:
 
 def file() -> Path:
     """Where measured speeds are kept."""
-    folder = os.environ.get("JOESTAR_CACHE")
-    if not folder:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joestar"
-    return Path(folder) / "bandwidth.json"
+    return cache_folder() / "bandwidth.json"
 
 
 def _name(device: torch.device, row_bytes: int) -> str:

@@ -102,6 +102,7 @@ def test_splits_are_ids_whatever_was_assigned():
         ([0.5], "must be int64 or int32"),
         (np.ones(4, dtype=bool), "is a mask"),
         (["a"], "numbers"),
+        ([[1], [1, 2]], ""),
     ):
         with pytest.raises(SeedError, match=rf"graph.val_idx .*{message}"):
             graph.val_idx = wrong

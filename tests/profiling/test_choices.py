@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import fx
 import joestar
 from joestar.errors import ConfigError
 from joestar.profile import choices
-from joestar.profile.choices import Found, Pinned, cache_folder, cache_key, pinned, recall, remember, save
+from joestar.profile.choices import Found, Pinned, cache_key, choices_folder, pinned, recall, remember, save
 from joestar.profile.facts import graph_facts, program_hash
 from joestar.profile.ledger import CandidateRecord, TuningRecord
+from joestar.store import bandwidth
 
 from . import full
 
@@ -177,12 +179,13 @@ def test_writers_at_the_same_time_leave_one_whole_file(cache):
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("JOESTAR_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "joestar" / "choices"
+    assert choices_folder() == tmp_path / "xdg" / "joestar" / "choices"
     monkeypatch.setenv("JOESTAR_CACHE", "")
-    assert cache_folder() == tmp_path / "xdg" / "joestar" / "choices"
+    assert choices_folder() == tmp_path / "xdg" / "joestar" / "choices"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(choices.Path, "home", lambda: tmp_path)
-    assert cache_folder() == tmp_path / ".cache" / "joestar" / "choices"
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert bandwidth.file() == tmp_path / ".cache" / "joestar" / "bandwidth.json"
+    assert choices_folder() == tmp_path / ".cache" / "joestar" / "choices"
 
 
 # --- facts ---

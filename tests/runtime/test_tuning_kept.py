@@ -10,7 +10,7 @@ import joestar
 from joestar import fn
 from joestar.errors import ConfigError
 from joestar.profile import tuner
-from joestar.profile.choices import cache_folder
+from joestar.profile.choices import choices_folder
 from joestar.runtime import tuning
 
 from .common import CLASSES, FEATURES, planted_graph, train
@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written(timed, cache):
     cache.write_text("no folder")
     step = few()
     train(step, IDX, epochs=1)
-    assert not step.report().tuning.cached and cache_folder() == cache
+    assert not step.report().tuning.cached and choices_folder() == cache
 
 
 def test_tuning_can_be_switched_off(monkeypatch):
