@@ -1,5 +1,8 @@
 """Ranks with models, losses and scripts that are unlike most others."""
 
+import os
+import tempfile
+
 import torch
 import torch.nn.functional as F
 from captures import cheaper, cheapest, silent
@@ -332,6 +335,19 @@ def other_loss() -> dict:
     found = {"epoch": error_of(lambda: next(step.epoch(ids(40), 5)))}
     loss.steps -= int(_is_last())
     return found | {"alike": error_of(lambda: next(step.epoch(ids(40), 5)))}
+
+
+def other_history() -> dict:
+    """Of checkpoints at one path, on disks of the hosts' own, behind as many epochs of other fits."""
+    kept = joestar.Checkpoints(os.path.join(tempfile.gettempdir(), f"joestar-{os.environ['MASTER_PORT']}"))
+    held = {"step": {}, "fit": {"history": {"records": [{"loss": float(joestar.distributed.rank())}]}}}
+    kept.latest = lambda *place: held
+    given = {"epochs": 2, "batch_size": 5, "checkpoints": kept, "resume": True}
+    step = compiled(Net())
+    said = error_of(lambda: step.fit(ids(40), **given))
+    if joestar.distributed.rank() == 0:
+        os.rmdir(kept.folder)
+    return {"said": said}
 
 
 class Counting(Net):

@@ -17,7 +17,7 @@ from tests.distributed.test_training import _Alone, close
 ALIKE = ["layouts", "void_losses", "logged_means", "held", "writing_losses"]
 """Scenarios of which two ranks make what one process makes."""
 
-DIFFERING = ["other_weights", "other_order", "other_flags", "other_loss", "own_metric", "counters"]
+DIFFERING = ["other_weights", "other_order", "other_flags", "other_loss", "other_history", "own_metric", "counters"]
 """Scenarios in which ranks differ."""
 
 
@@ -185,6 +185,12 @@ def test_buffers_of_the_loss_are_compared_as_the_models_are(two):
         assert rank["other_loss"]["alike"] == ""
         assert "DistributedError: the ranks differ at step.epoch" in rank["other_loss"]["epoch"]
         assert "loss.steps" in rank["other_loss"]["epoch"]
+
+
+def test_histories_of_checkpoints_are_compared(two):
+    for rank in two:
+        assert "DistributedError: the ranks differ at fit(resume=True)" in rank["other_history"]["said"]
+        assert "newest checkpoint: after 1 epochs (" in rank["other_history"]["said"]
 
 
 def test_scores_of_rank_0_decide_for_all(two):
