@@ -21,7 +21,6 @@ from tests.runtime.partitioned import (
     NODES,
     PARTS,
     compiled,
-    drawn_graph,
     model_of,
     replayed,
     run,
@@ -29,16 +28,6 @@ from tests.runtime.partitioned import (
 )
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
-
-
-@pytest.fixture(scope="module")
-def graph():
-    return drawn_graph()
-
-
-@pytest.fixture(scope="module")
-def parts(graph):
-    return joestar.partition(graph, PARTS, passes=2)
 
 
 def test_the_arena_knows_the_tables_that_its_loads_write(graph, parts, monkeypatch):

@@ -7,19 +7,9 @@ import torch
 
 import joestar
 from joestar.errors import ConfigError
-from tests.runtime.partitioned import BATCH, NODES, PARTS, compiled, drawn_graph, stage_of
+from tests.runtime.partitioned import BATCH, NODES, compiled, stage_of
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
-
-
-@pytest.fixture(scope="module")
-def graph():
-    return drawn_graph()
-
-
-@pytest.fixture(scope="module")
-def parts(graph):
-    return joestar.partition(graph, PARTS, passes=2)
 
 
 def test_more_seeds_than_a_planned_step_has_are_scored_in_pieces(graph, parts):

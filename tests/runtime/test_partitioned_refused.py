@@ -10,19 +10,9 @@ import joestar
 from joestar.errors import CheckpointError, ConfigError, DataError
 from joestar.nn import historical
 from joestar.profile.ledger import Report
-from tests.runtime.partitioned import BATCH, EDGES, GROUP, NODES, PARTS, compiled, drawn_graph, model_of, run, stage_of
+from tests.runtime.partitioned import BATCH, EDGES, GROUP, NODES, PARTS, compiled, model_of, run, stage_of
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
-
-
-@pytest.fixture(scope="module")
-def graph():
-    return drawn_graph()
-
-
-@pytest.fixture(scope="module")
-def parts(graph):
-    return joestar.partition(graph, PARTS, passes=2)
 
 
 @pytest.fixture
