@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, GraphError
 from joestar.fusion import PASSES, run_passes
 from joestar.graph_api import Graph
+from joestar.locks import TRACING
 from joestar.lowering.expectations import checked_distributions, place_expectations
 from joestar.lowering.functional import remove_in_place
 from joestar.lowering.inputs import Kind
 from joestar.lowering.lookups import lookups
-from joestar.lowering.outputs import LEAF
+from joestar.lowering.outputs import rebuild
 from joestar.lowering.sizes import expression
 from joestar.pyg import takes_edge_index
 from joestar.runtime.features import check_places, settle_and_check
@@ -77,10 +78,12 @@ class Inference:
     """A model captured for exact inference over one graph; parameters may change in between (not be replaced).
 
     Args:
-        model: ``forward(blocks, x) -> [num_seeds, C]``; layers: how many blocks it takes, ``None``: see ``num_layers``.
+        model: ``forward(blocks, x) -> [num_seeds, C]``, or a structure of such; layers: how many blocks it takes,
+            ``None``: see ``num_layers``.
         autocast: run as under ``torch.autocast`` with this dtype.
 
     Attributes:
+        structure: of what the model returns (``lowering.outputs``).
         reads: plain values of Python that the capture read.
 
     Raises:
@@ -99,6 +102,7 @@ class Inference:
         self.reads = captured.reads
         self.plan = Plan(values_of(captured, graph))
 
+    @TRACING
     @WholeImports()
     @torch.inference_mode(False)  # a trace writes to what it makes, and what it keeps is used outside
     def _capture(self):
@@ -114,11 +118,7 @@ class Inference:
             with evaluating(self.model):
                 raise_own_error(program, ids, torch.zeros(3, dtype=torch.int64, device=self.graph.device))
             raise
-        if program.structure != LEAF:
-            raise CaptureError(
-                f"{type(self.model).__name__}.forward returns a structure of tensors ({program.structure!r}): exact "
-                "inference gives one tensor. Return the one that is wanted in evaluation mode, or predict in batches."
-            )
+        self.structure = program.structure
         remove_in_place(captured.gm)
         place_expectations(captured.gm)
         for lookup in lookups(captured.gm, captured.roles):
@@ -144,8 +144,8 @@ class Inference:
     def run(
         self, idx: Tensor | None = None, *, batch_size: int | None = None, memory_budget: int | None = None,
         progress: bool | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Logits ``[num_nodes, C]``, or ``[len(idx), C]``; arguments as ``infer``."""
+    ):  # fmt: skip
+        """Logits ``[num_nodes, C]``, or ``[len(idx), C]``, or the model's structure of such; arguments as ``infer``."""
         idx = None if idx is None else check_seeds(idx, self.graph, "idx")
         rows = None if batch_size is None else check_batch_size(batch_size)
         budget = free_memory(self.graph.device) if memory_budget is None else _check_budget(memory_budget)
@@ -155,11 +155,18 @@ class Inference:
             torch.autocast(device, dtype, enabled=dtype is not None, cache_enabled=False),
             _bar(sum(steps_of(self.plan)), progress) as advance,
         ):
-            result = Runner(self.plan, budget, WORKING[device], rows, advance).run()
+            results = Runner(self.plan, budget, WORKING[device], rows, advance).run()
         if idx is not None:
-            return torch.index_select(result, 0, idx)
-        given = {v.tensor.untyped_storage().data_ptr() for v in self.plan.values.order if v.tensor is not None}
-        return result.clone() if result.untyped_storage().data_ptr() in given else result
+            return rebuild(self.structure, (torch.index_select(result, 0, idx) for result in results))
+        return rebuild(self.structure, self._apart(results))
+
+    def _apart(self, results: list[Tensor]) -> Iterator[Tensor]:
+        """Results whose memory is neither that of what the program reads nor another's."""
+        taken = {v.tensor.untyped_storage().data_ptr() for v in self.plan.values.order if v.tensor is not None}
+        for result in results:
+            address = result.untyped_storage().data_ptr()
+            yield result.clone() if address in taken else result
+            taken.add(address)
 
 
 def infer(
@@ -172,15 +179,16 @@ def infer(
     memory_budget: int | None = None,
     autocast: torch.dtype | None = None,
     progress: bool | None = None,
-) -> Tensor:
+):
     """Exact logits from all neighbours, layer by layer: what ``model`` gives for blocks of the whole graph.
 
     Every layer is computed once for every node, in ranges of nodes; sampled prediction computes the neighbourhoods of
     nearby nodes again and again. The model runs in evaluation mode; its flags, and random generators, stay as they are.
 
     Args:
-        model: ``forward(blocks, x) -> [num_seeds, C]``, on the graph's device. One that takes ``(x, edge_index)`` runs
-            as it is over all nodes at once: without ``layers``, ``batch_size`` and ``memory_budget``.
+        model: ``forward(blocks, x) -> [num_seeds, C]``, or a structure of such (a dict, a tuple), on the graph's
+            device. One that takes ``(x, edge_index)`` runs as it is over all nodes at once: without ``layers``,
+            ``batch_size`` and ``memory_budget``.
         graph: with features ``graph.ndata["x"]``, or none if the model takes none.
         idx: node ids ``[n]`` whose rows are wanted; all if ``None``.
         layers: blocks that the model takes; ``None``: ``model.num_layers``, or the length of ``model.convs`` or
@@ -193,8 +201,8 @@ def infer(
         progress: show a progress bar; ``None``: where standard error is a terminal.
 
     Returns:
-        ``[num_nodes, C]``, or ``[len(idx), C]`` in the order of ``idx``, on the graph's device. A model that takes
-        ``(x, edge_index)`` may return a structure of such.
+        ``[num_nodes, C]``, or ``[len(idx), C]`` in the order of ``idx``, on the graph's device; what the model returns
+        in a structure, in that.
 
     Raises:
         ConfigError: for unusable arguments, or a budget that is too small, with what it would take.

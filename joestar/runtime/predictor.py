@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from joestar.errors import ChangedAfterCompileError
+from joestar.locks import TRACING
 from joestar.pyg import SubgraphSampler
 from joestar.runtime.inference import Inference
 from joestar.runtime.prediction import PREDICTED, agree_on, predict
@@ -60,7 +61,8 @@ class Predictor:
         if self._inference is None and isinstance(self.sampler, SubgraphSampler):
             self._inference = WholeGraph(self.model, self.graph, self._options.autocast)
         if self._inference is None:
-            layers = len(self.sampler.sample(self.graph.keyed(self._seed), seeds[:1]))
+            with TRACING:  # as ``profile.sizes.measure``
+                layers = len(self.sampler.sample(self.graph.keyed(self._seed), seeds[:1]))
             self._inference = Inference(self.model, self.graph, layers, self._options.autocast)
         if isinstance(self._inference, Inference):
             self._guard.check_reads(self._inference.reads)

@@ -33,8 +33,8 @@ class Runner:
         self.advance = advance
         self.stored: dict[Value, Tensor] = {}
 
-    def run(self) -> Tensor:
-        """The program's result for all nodes.
+    def run(self) -> list[Tensor]:
+        """The program's results for all nodes.
 
         Raises:
             ConfigError: the budget is too small for what a stage must store, or for the edges of one node.
@@ -47,7 +47,7 @@ class Runner:
                 self._ranges(stage, number)
             for value in stage.free:
                 self.stored.pop(value, None)
-        return self.stored[self.plan.values.result]
+        return [self.stored[value] for value in self.plan.values.results]
 
     # --- memory ---
 
@@ -64,9 +64,9 @@ class Runner:
 
     def _largest(self, stage: Stage) -> str:
         value = max((*self.stored, *stage.whole, *stage.outputs), key=lambda v: v.nbytes, default=None)
-        if value is None or not isinstance(value.meta, Tensor):
+        if value is None or not value.shape:
             return ""
-        width = "x".join(str(int(size)) for size in value.meta.shape[1:]) or "1"
+        width = "x".join(map(str, value.shape[1:])) or "1"
         return f", the largest of them {human_bytes(value.nbytes)} ({value.num_rows:,} rows of {width})"
 
     def _bounds(self, stage: Stage, number: int) -> list[int]:

@@ -43,7 +43,7 @@ class Plan:
         self.values = values
         self.access: dict[Value, Access | None] = {v: _access(v) for v in values.order}
         self.order = self._reachable()
-        self.stored = {values.result}
+        self.stored = set(values.results)
         self._store()
         self.time = self._times()
         self._heavy: dict[Value, bool] = {}
@@ -61,7 +61,7 @@ class Plan:
         return how.reads + [(indptr, ALL) for indptr in offsets]
 
     def _reachable(self) -> list[Value]:
-        found, stack = set(), [self.values.result]
+        found, stack = set(), list(self.values.results)
         while stack:
             value = stack.pop()
             if value not in found:
@@ -156,9 +156,9 @@ class Plan:
         last = {}
         for position, stage in enumerate(self.stages):
             last |= dict.fromkeys((*stage.read, *stage.whole, *stage.outputs), position)
-        last.pop(self.values.result, None)
         for value, position in last.items():
-            self.stages[position].free.append(value)
+            if value not in self.values.results:
+                self.stages[position].free.append(value)
 
 
 def _access(value: Value) -> Access | None:

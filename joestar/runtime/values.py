@@ -46,7 +46,8 @@ class Value:
         meta: shape and dtype, symbolic; space: what dimension 0 ranges over, ``None`` for nothing or something else.
         fixed: whether no dimension depends on the graph's size. node: of the captured graph, for messages.
         edges, nodes: for operations on in-edges, the edges of their offsets, and the nodes.
-        num_rows, nbytes: size of dimension 0 and bytes of all of it (0 for what takes no memory of its own).
+        shape: sizes over the graph, in numbers; of given and of several tensors empty.
+        nbytes: bytes of all of it (0 for what takes no memory of its own).
     """
 
     target: Callable | None
@@ -59,8 +60,13 @@ class Value:
     tensor: Tensor | None = None
     edges: Space | None = None
     nodes: Space | None = None
-    num_rows: int = 0
+    shape: tuple[int, ...] = ()
     nbytes: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Size of dimension 0."""
+        return self.shape[0] if self.shape else 0
 
     def operands(self) -> list["Value"]:
         """Every value that it is computed from."""
@@ -76,10 +82,10 @@ class _AmbiguousEdgesError(Exception):
 
 @dataclass
 class Values:
-    """The values of a program in order, its result, and the node space."""
+    """The values of a program in order, its results, and the node space."""
 
     order: list[Value]
-    result: Value
+    results: list[Value]
     nodes: Space
     num_nodes: int
     num_edges: int
@@ -138,11 +144,11 @@ class _Builder:
             elif node.op == "call_function":
                 self.known[node] = self._call(node)
         (output,) = gm.graph.find_nodes(op="output")
-        result = self.known[output.args[0][-1]]
-        return Values(self._needed(result), result, self.nodes, self.graph.num_nodes, self.graph.num_edges)
+        results = [self.known[node] for node in output.args[0]]
+        return Values(self._needed(results), results, self.nodes, self.graph.num_nodes, self.graph.num_edges)
 
-    def _needed(self, result: Value) -> list[Value]:
-        needed, stack = set(), [result]
+    def _needed(self, results: list[Value]) -> list[Value]:
+        needed, stack = set(), list(results)
         while stack:
             value = stack.pop()
             if id(value) in needed:
@@ -181,7 +187,7 @@ class _Builder:
         """0, 1, 2, ...: made only if something reads more than its order."""
         options = {"dtype": dtype, "device": self.graph.device}
         meta = fakes.run(self.captured.gm.graph, torch.empty, count, **options)
-        value = Value(_ATEN.arange.default, (count,), options, meta, space, node=self.node, num_rows=count)
+        value = Value(_ATEN.arange.default, (count,), options, meta, space, node=self.node, shape=(count,))
         value.nbytes = count * dtype.itemsize
         self.order.append(value)
         return value
@@ -191,7 +197,7 @@ class _Builder:
         key = (as_rows, id(table), id(space))
         if key not in self.calls:
             value = Value(as_rows, (table,), meta=table.meta, space=space, node=self.node)
-            value.num_rows = self._number(table.meta.shape[0])
+            value.shape = tuple(map(self._number, table.meta.shape))
             self.order.append(value)
             self.calls[key] = value
         return self.calls[key]
@@ -255,7 +261,7 @@ class _Builder:
             value.space = value.edges
         if value.target is not operator.getitem and (not is_view(target) or target._schema.name in _MAYBE_COPIES):
             value.nbytes = sum(map(self._nbytes, meta if isinstance(meta, (list, tuple)) else [meta]))
-        value.num_rows = self._number(meta.shape[0]) if isinstance(meta, Tensor) and meta.dim() else 0
+        value.shape = tuple(map(self._number, meta.shape)) if isinstance(meta, Tensor) else ()
         self.order.append(value)
         self.calls[key] = value
         return value

@@ -7,6 +7,7 @@ from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.graph_api.row_source import source_of
 from joestar.graph_api.subgraph import Subgraph
+from joestar.locks import TRACING
 from joestar.lowering.outputs import flatten, rebuild
 from joestar.pyg.call import arguments_of
 from joestar.pyg.kept import undisturbed
@@ -18,6 +19,8 @@ from joestar.runtime.seeds import check_seeds
 
 class WholeGraph:
     """As ``Inference``, for a model of PyG's form: PyTorch runs it, all layers over all nodes at once.
+
+    Not while another thread traces: flags of the model are set within, and its layers ask whether they are compiled.
 
     Args:
         model: ``forward(x, edge_index, ...) -> [num_nodes, C]``. autocast: as under ``torch.autocast``.
@@ -48,7 +51,7 @@ class WholeGraph:
         whole = Subgraph(graph.indptr, graph.indices, nodes, graph, eids, graph.num_nodes)
         whole.arguments = self.arguments
         cast = torch.autocast(device, self.autocast, self.autocast is not None)
-        with torch.no_grad(), evaluating(self.model), undisturbed(self.model), cast:
+        with TRACING, torch.no_grad(), evaluating(self.model), undisturbed(self.model), cast:
             output = call_model(self.model, [whole], graph.ndata.get("x"), source_of(graph.ndata, "x"))
         tensors, name = [], type(self.model).__name__
         structure = flatten(output, tensors, f"{name}.forward")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from joestar.errors import CaptureError, ConfigError, JoestarError
 from joestar.graph_api import Graph, SamplingContext, check_blocks
 from joestar.graph_api.history import HistoryTables, NotedLayer, check_layers, with_history
+from joestar.locks import TRACING
 from joestar.lowering import causes
 from joestar.profile.sizes import step_key
 from joestar.runtime.features import call_model
@@ -46,7 +47,8 @@ def hidden_widths(model: nn.Module, sampler, seeds: Tensor, autocast: torch.dtyp
     device = next((p.device for p in model.parameters()), sampler.graph.device)
     graph, local = _neighbourhood(sampler, seeds[:FEW], device)
     name = type(model).__name__
-    blocks = sampler.sample(graph.with_context(SamplingContext(step_key(0, 0, 0, device))), local)
+    with TRACING:  # as ``profile.sizes.measure``
+        blocks = sampler.sample(graph.with_context(SamplingContext(step_key(0, 0, 0, device))), local)
     check_blocks(blocks, type(sampler).__name__)
     if len(blocks) < 2:
         raise ConfigError(

@@ -19,7 +19,7 @@ from joestar.distributed.peer_memory import (
 from joestar.errors import ConfigError, DistributedError, say
 from joestar.graph_api.arrays import to_tensor
 from joestar.graph_api.row_source import RowSource
-from joestar.locks import synchronize
+from joestar.locks import TRACING, synchronize
 from joestar.profile.numbers import human_bytes, parse_bytes
 from joestar.store.features import FeatureStore, check_outside
 from joestar.store.hot import blend, checked_hot, count_needed, inclusion_probabilities
@@ -265,7 +265,9 @@ def sampled_batches(sampler, batch: int, number: int):
             chosen = torch.randperm(seeds.numel(), generator=random, device="cpu")[:batch]
         else:  # hardly any twice
             chosen = torch.randint(0, seeds.numel(), (batch,), generator=random, device="cpu").unique()
-        blocks = sampler.sample(graph.keyed(getattr(sampler, "seed", 0), _LOOK, step), seeds[chosen.to(seeds.device)])
+        keyed = graph.keyed(getattr(sampler, "seed", 0), _LOOK, step)
+        with TRACING:  # as ``profile.sizes.measure``
+            blocks = sampler.sample(keyed, seeds[chosen.to(seeds.device)])
         yield blocks[0].srcs
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import joestar
 from joestar import fn
@@ -89,6 +90,32 @@ def test_progress_bar(graph, capfd):
     assert not capfd.readouterr().err, "no terminal"
 
 
+# --- several results ---
+
+
+class Structured(Base):
+    """A dict of rows of two layers, two views of one tensor, the features, and a number."""
+
+    def forward(self, blocks, x):
+        one, two = blocks
+        n = two.num_dst
+        hidden = self.first(one.pull(fn.copy_u(x), "mean")).relu()
+        left, right = self.second(two.pull(fn.copy_u(hidden), "sum")).chunk(2, 1)
+        return {"logits": self.last(hidden[:n]), "parts": (left, right), "x": x[:n], "layers": 2, "none": None}
+
+
+@pytest.mark.parametrize("rows", [7, None])
+def test_a_structure_comes_back_as_it_is(graph, rows):
+    expected, idx = in_one_piece(Structured(), graph, 2), torch.tensor([7, 0, 7, 60])
+    found = Inference(Structured(), graph, 2)
+    every, some = (found.run(ids, batch_size=rows, progress=False) for ids in (None, idx))
+    torch.testing.assert_close(every, expected, rtol=1e-10, atol=1e-10)
+    picked = tree_map(lambda value: value[idx] if isinstance(value, torch.Tensor) else value, expected)
+    torch.testing.assert_close(some, picked, rtol=1e-10, atol=1e-10)
+    tensors = [every["logits"], *every["parts"], every["x"], graph.ndata["x"]]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
+
+
 # --- from a compiled step ---
 
 
@@ -104,6 +131,17 @@ def test_a_step_predicts_and_scores_from_all_neighbours(graph):
         torch.testing.assert_close(step.predict(idx, full=True), expected[idx], rtol=1e-10, atol=1e-10)
         right = (expected.argmax(1) == graph.ndata["y"])[idx].double().mean().item()
         assert step.evaluate(idx, full=True) == {"accuracy": pytest.approx(right)}
+
+
+def test_a_step_scores_a_structure_from_all_neighbours(graph):
+    net = Structured()
+    step = joestar.compile(
+        net, joestar.NeighborSampler(graph, [2, 2]), lambda out, y: F.cross_entropy(out["logits"], y),
+        torch.optim.SGD(net.parameters(), 0.1), backend="eager", execution="exact",
+    )  # fmt: skip
+    expected = in_one_piece(net, graph, 2)["logits"]
+    right = (expected.argmax(1) == graph.ndata["y"]).double().mean().item()
+    assert step.evaluate(torch.arange(NODES), full=True) == {"accuracy": pytest.approx(right)}
 
 
 # --- memory ---
@@ -156,6 +194,20 @@ def test_a_budget_that_is_too_small(graph):
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="memory_budget must be a positive number of bytes"):
             found.run(memory_budget=wrong)
+
+
+class Stacked(Base):
+    """Rows stand in the second dimension of what is stored."""
+
+    def forward(self, blocks, x):
+        (block,) = blocks
+        every = torch.stack([x[: block.num_dst], block.pull(fn.copy_u(x), "mean")])
+        return self.last(self.first(every.sum(0)))
+
+
+def test_a_budget_is_said_to_be_too_small_with_the_sizes_of_the_graph(graph):
+    with pytest.raises(ConfigError, match=r"the largest of them 5\.7 KiB \(2 rows of 61x6\)"):
+        Inference(Stacked(), graph, 1).run(memory_budget=6000)
 
 
 def test_a_budget_that_one_node_exceeds(graph):

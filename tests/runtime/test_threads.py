@@ -14,6 +14,7 @@ import joestar
 from joestar.kernels import scratch
 from joestar.locks import CAPTURING, TRACING, ProcessLock, RecordingLock, synchronize
 from joestar.profile.sizes import measure, step_key
+from joestar.runtime.program import Program
 from joestar.runtime.step_graph import StreamOrder
 from tests.runtime.common import make_step, planted_graph
 
@@ -46,6 +47,57 @@ def test_two_threads_train_as_if_alone():
     for thread in threads:
         thread.join()
     assert found == alone
+
+
+class _Kept(torch.nn.Module):
+    """A linear layer, of PyG's form or not, that notes whether another thread may trace meanwhile."""
+
+    num_layers = 1
+
+    def __init__(self, free: list):
+        super().__init__()
+        self.lin, self.free = torch.nn.Linear(3, 2).double(), free
+
+
+class _OfBlocks(_Kept):
+    def forward(self, blocks, x):
+        return self.lin(blocks[0].pull(joestar.fn.copy_u(x), "mean"))
+
+
+class _OfEdges(_Kept):
+    def forward(self, x, edge_index):
+        note(self.free)
+        return self.lin(x)
+
+
+def note(free: list) -> None:
+    """Whether another thread could trace now."""
+
+    def look():
+        free.append(TRACING._lock.acquire(blocking=False))
+        if free[-1]:
+            TRACING._lock.release()
+
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+
+
+def test_exact_inference_keeps_other_threads_from_tracing(monkeypatch):
+    """While it is captured, samples to count the blocks, or runs a model of PyG's form."""
+    graph, free, own = joestar.Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3), [], Program._capture
+    graph.ndata["x"] = torch.randn(3, 3, dtype=torch.float64)
+
+    class Sampler(joestar.NeighborSampler):
+        def sample(self, *args):
+            note(free)
+            return super().sample(*args)
+
+    monkeypatch.setattr(Program, "_capture", lambda *args: note(free) or own(*args))
+    step = joestar.compile(_OfBlocks(free), Sampler(graph, [2]), backend="eager")
+    step.predict(torch.arange(3), full=True)
+    joestar.inference(_OfEdges(free), graph)
+    assert free == [False] * 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
