@@ -255,7 +255,7 @@ class Columns(Computation):
         weight = None if node_probs is None else node_weight(graph, node_probs)
         indptr, indices, site = self.indptr, self.indices, context.next_site()
         nodes, count = torch.ops.joestar.collective_sample(
-            indptr, indices, weight, graph.num_slots, k, context.key, site, **self._hashed()
+            indptr, indices, weight, graph.num_slots, min(k, graph.num_slots), context.key, site, **self._hashed()
         )
         return self._from_sources(nodes, count).compact()
 

@@ -213,6 +213,11 @@ def test_collective_picks(graph):
     assert torch.equal(every.edata["n"], graph[:, nodes].edata["n"])
 
 
+def test_a_collective_sample_of_everything_takes_no_memory_of_its_own(graph):
+    columns = graph[:, torch.tensor([1, 0, 3])]
+    assert torch.equal(columns.collective_sample(2**40).srcs, columns.collective_sample(graph.num_nodes).srcs)
+
+
 BAD_PROBS = {
     "name": ("v", r"probs='v': graph.edata has no such tensor; it has: w, n"),
     "bool": (True, "probs must be a name in graph.edata.*got bool.*replace=True"),
