@@ -15,7 +15,7 @@ from torch import fx
 
 from joestar.errors import CaptureError
 from joestar.lowering.causes import STATE, of_edges
-from joestar.lowering.functional import is_in_place, root
+from joestar.lowering.functional import WRITES, is_in_place, root
 from joestar.lowering.inputs import Input, Kind
 from joestar.lowering.origin import innermost, node_frames, node_line
 from joestar.lowering.rules.arguments import padded_among
@@ -292,9 +292,11 @@ def check_writes(gm: fx.GraphModule, roles: list[Input], origin: str, sampling: 
             what = "writes to a tensor that outlives the call, in a sampler, which runs more than once per step"
         else:
             continue
+        remedy = WRITES.get(node.target) or (
+            "the out-of-place form (x = x + y), or keep state in a registered buffer that the model's forward writes"
+        )
         raise CaptureError(
-            f"{origin}: in-place {node.target} {what}.\n  at {node_line(node)}\n  Write instead: the out-of-place form "
-            "(x = x + y), or keep state in a registered buffer that the model's forward writes."
+            f"{origin}: in-place {node.target} {what}.\n  at {node_line(node)}\n  Write instead: {remedy}."
         )
 
 

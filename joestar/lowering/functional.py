@@ -24,6 +24,12 @@ _CONVERSIONS = {
     aten.to.dtype, aten.to.device, aten.to.other, aten.to.dtype_layout, aten.to.prim_dtype, aten.type_as.default,
 }  # fmt: skip
 
+WRITES = {
+    aten.embedding_renorm_.default: "a table without max_norm, and in front of every step (of a frozen table, once), "
+    "under torch.no_grad(), table.weight.copy_(table.weight.renorm(norm_type, 0, max_norm))",
+}
+"""Ops that write to tensors of the model without being asked to by name -> what to write instead."""
+
 
 def is_in_place(node: fx.Node) -> bool:
     """Whether the node writes to its first argument (``aten.relu_`` and the like)."""

@@ -22,7 +22,7 @@ from torch import fx
 from joestar.errors import JoestarError, PaddingError
 from joestar.lowering.counts import is_symbolic, values_to_counts
 from joestar.lowering.empty_sets import meetings
-from joestar.lowering.functional import is_in_place, nodes_after, out_of_place, outlived_views
+from joestar.lowering.functional import WRITES, is_in_place, nodes_after, out_of_place, outlived_views
 from joestar.lowering.inputs import FLAG, SEED_COUNT, Input, Kind
 from joestar.lowering.origin import node_line
 from joestar.lowering.sizes import SizeTable, expression, item, padded_dims, size_table
@@ -231,7 +231,9 @@ def _functional_write(context: PaddingContext, node: fx.Node) -> tuple[fx.Node, 
     """``buffer.add_(1)`` becomes ``buffer + 1``; returns (the written value, the new one)."""
     target = node.args[0]
     if context.buffer(target) is None:
-        raise context.refuse(node, "writes in place to part of a buffer", "Assign the whole buffer with copy_.")
+        known = WRITES.get(node.target)
+        remedy = f"Write instead: {known}." if known else "Assign the whole buffer with copy_."
+        raise context.refuse(node, "writes in place to part of a buffer", remedy)
     node.update_arg(0, context.latest(target))
     result = out_of_place(context.gm, node)
     if result is None:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import cheaper, real
 from torch import nn
 
 import joestar
 from joestar import fn
-from joestar.errors import LabelError
+from joestar.errors import CaptureError, LabelError, PaddingError
 from tests.runtime.common import CLASSES, FEATURES, planted_graph
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
@@ -104,3 +105,18 @@ def test_seeds_of_predictions_and_calls():
         assert len(use(IDX[20:])) == len(IDX) - 20
     with pytest.raises(LabelError, match=r"graph.ndata\['kind'\] gives 9 for node 17"):
         joestar.inference(step.model, graph, layers=1)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["learnt", "frozen"])
+def test_tables_with_a_largest_norm_name_what_can_be_compiled(frozen):
+    """Plain PyTorch scales rows while they are looked up; scaled before a step they are the same."""
+    graph = _graph()
+    model = Typed(WAYS["embedding"][0])
+    model.table.max_norm = 1.0
+    model.table.requires_grad_(not frozen)
+    scaled = model.table.weight.detach().renorm(model.table.norm_type, 0, 1.0)
+    step = joestar.compile(model, joestar.NeighborSampler(graph, [3]), backend="eager")
+    remedy = r"table.weight.copy_\(table.weight.renorm\(norm_type, 0, max_norm\)\)"
+    with cheaper(real), pytest.raises((CaptureError, PaddingError), match=remedy):
+        step(IDX[:50])
+    torch.testing.assert_close(model.table(torch.arange(KINDS)), scaled, rtol=0, atol=1e-12)

@@ -1,11 +1,13 @@
 """The step as a user meets it: batches, breaks, schedules, scores, reports."""
 
+import copy
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 from captures import cheaper, real
+from torch.testing import assert_close
 
 import joestar
 from joestar.errors import ConfigError, LabelError
@@ -108,6 +110,20 @@ def test_clipping(limit):
         assert moved.norm() <= 8 * 0.1 * 0.05 + 1e-9
     else:
         assert moved.abs().max() <= 8 * 0.1 * 0.01 + 1e-9
+
+
+def test_both_clips_are_entries_first_then_the_norm():
+    seeds, limits = torch.arange(100), {"clip_grad_value": 0.01, "clip_grad_norm": 0.05}
+    clipped, free = (make_step(optimizer=lambda p: torch.optim.SGD(p, 1.0), **given) for given in (limits, {}))
+    plain = copy.deepcopy(free.model)
+    clipped(seeds), free(seeds)
+    for start, moved in zip(plain.parameters(), free.model.parameters(), strict=True):
+        start.grad = (start - moved).detach()
+    torch.nn.utils.clip_grad_value_(plain.parameters(), 0.01)
+    assert torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05) > 0.05
+    torch.optim.SGD(plain.parameters(), 1.0).step()
+    for ours, theirs in zip(clipped.model.parameters(), plain.parameters(), strict=True):
+        assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 def test_fit_stops_early_and_restores_the_best():
