@@ -29,7 +29,7 @@ from torch import Tensor
 from joestar.bench import epoch_modes
 from joestar.bench.busy import busy_share
 from joestar.bench.epoch_modes import Fed, Job
-from joestar.bench.measure import PeakMemory, check_words
+from joestar.bench.measure import PeakMemory, check_some, check_words
 from joestar.bench.setting import PRECISIONS, Setting, check_device, machine
 from joestar.bench.step import graph_of, network, orders
 from joestar.errors import JoestarError
@@ -95,6 +95,7 @@ def run(
         ConfigError: for unknown words, widths that cannot be, or a GPU that is not there.
     """
     setting.check()
+    check_some(mode=modes)
     check_words(mode=(modes, MODES), precision=([setting.precision], (*PRECISIONS, "fp16")))
     device, limit = check_device(setting.device), parse_bytes(budget, "--budget")
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"

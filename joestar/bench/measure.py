@@ -20,7 +20,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaun
 
 @dataclass
 class Timing:
-    """Milliseconds per step: median, 20th and 80th percentile, and how many steps were timed."""
+    """Milliseconds per step: median, 20th and 80th percentile (as NumPy's), and how many steps were timed."""
 
     median: float
     p20: float
@@ -28,11 +28,11 @@ class Timing:
     steps: int
 
     @classmethod
-    def of(cls, milliseconds: list[float]) -> "Timing":
-        """The statistics of some steps."""
-        ordered = sorted(milliseconds)
-        at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.2, 0.8)]
-        return cls(statistics.median(ordered), *at, len(ordered))
+    def of(cls, milliseconds: list[float], group: int = 1) -> "Timing":
+        """The statistics of some steps, or of means over groups of so many."""
+        several = milliseconds if len(milliseconds) > 1 else 2 * milliseconds
+        fifths = statistics.quantiles(several, n=5, method="inclusive")
+        return cls(statistics.median(milliseconds), fifths[0], fifths[-1], group * len(milliseconds))
 
 
 def time_steps(step: Callable[[], object], steps: int, warm_up: int, device: torch.device, group: int = 1) -> Timing:
@@ -57,7 +57,7 @@ def time_steps(step: Callable[[], object], steps: int, warm_up: int, device: tor
             step()
         mark.record()
     torch.cuda.synchronize(device)
-    return Timing.of([before.elapsed_time(after) / group for before, after in itertools.pairwise(marks)])
+    return Timing.of([before.elapsed_time(after) / group for before, after in itertools.pairwise(marks)], group)
 
 
 @dataclass
@@ -189,6 +189,13 @@ def _resident(field: str) -> int:
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def check_some(**given: Iterable[object]) -> None:
+    """Raises ``ConfigError`` where nothing is named of what there has to be."""
+    for what, found in given.items():
+        if not tuple(found):
+            raise ConfigError(f"there is nothing to measure: no {what.replace('_', ' ')} is given.")
 
 
 def check_words(**given: tuple[Iterable[str], Iterable[str]]) -> None:

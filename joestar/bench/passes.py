@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import joestar
 from joestar.bench import user_models
-from joestar.bench.measure import PeakMemory, Timing, check_words, time_steps
+from joestar.bench.measure import PeakMemory, Timing, check_some, check_words, time_steps
 from joestar.bench.planted import SHAPES, planted
 from joestar.bench.setting import MODELS as OWN
 from joestar.bench.setting import Setting, check_device, machine
@@ -53,11 +53,13 @@ def run(setting: UserSetting, only: tuple[str, ...] | None = None, say: Callable
     Raises:
         ConfigError: for unknown names, or a GPU that is not there.
     """
+    check_some(model=setting.models, fanout=setting.fanouts)
     names = (*(spec.name for spec in PASSES), overlap.NAME)
     check_words(
         shape=([setting.shape], SHAPES), model=(setting.models, MODELS), precision=([setting.precision], PRECISIONS),
         **{"pass": (only or (), names)},
     )  # fmt: skip
+    user_models.check_batch(setting)
     device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision == "tf32"
     rows = []

@@ -62,6 +62,8 @@ def _check(setting: Setting, worlds: tuple[int, ...], backend: str) -> None:
     if not worlds or min(worlds) < 1 or len(set(worlds)) < len(worlds):
         raise ConfigError(f"numbers of processes must be positive, and differ; got {','.join(map(str, worlds))}.")
     setting.check()
+    if setting.dataset is None and len(setting.ids) > 1:
+        raise ConfigError(f"one order of ids is measured on several processes; got {', '.join(setting.ids)}.")
     check_words(precision=([setting.precision], (*PRECISIONS, "fp16")), backend=([backend], ("inductor", "eager")))
     there = torch.cuda.device_count() if setting.device == "cuda" else None
     if there is not None and max(worlds) > there:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 import joestar
-from joestar.bench.measure import Epochs, Timing, check_words
+from joestar.bench.measure import Epochs, Timing, check_some, check_words
 from joestar.errors import ConfigError
 
 MODELS = ("sage", "gcn", "gin", "gat")
@@ -65,12 +65,13 @@ class Setting(Steps):
     features: int | None = None
 
     def check(self) -> None:
-        """Whether models and graph have these widths, before a large graph is made.
+        """Whether there are such models, fanouts, orders of ids and widths, before a large graph is made.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: there are not.
         """
-        check_words(model=(self.models, MODELS))
+        check_some(model=self.models, fanout=self.fanouts, order_of_ids=self.ids)
+        check_words(model=(self.models, MODELS), order_of_ids=(self.ids, IDS))
         if self.features is not None and self.dataset is not None:
             raise ConfigError(f"--features is of planted graphs; --dataset {self.dataset} has features of its own.")
         if self.features is not None and self.features < 1:

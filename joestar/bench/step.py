@@ -24,7 +24,7 @@ from joestar.bench.measure import (
     time_steps,
 )
 from joestar.bench.planted import planted
-from joestar.bench.setting import BASELINES, IDS, PRECISIONS, Row, Setting, check_device, machine
+from joestar.bench.setting import BASELINES, PRECISIONS, Row, Setting, check_device, machine
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 
@@ -74,7 +74,6 @@ def run(setting: Setting, say: Callable[[str], None] = lambda text: None) -> dic
     check_words(
         precision=([setting.precision], PRECISIONS),
         baseline=(setting.baselines, BASELINES),
-        order_of_ids=(setting.ids, IDS),
     )
     device = check_device(setting.device)
     torch.backends.cuda.matmul.allow_tf32 = setting.precision != "fp32"

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import joestar
-from joestar.bench.measure import PeakMemory, check_words, kernel_times, launches, time_steps
+from joestar.bench.measure import PeakMemory, check_some, check_words, kernel_times, launches, time_steps
 from joestar.bench.planted import SHAPES, planted
 from joestar.bench.setting import Row, Steps, check_device, machine
 from joestar.errors import ConfigError
@@ -57,14 +57,14 @@ def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) ->
     Raises:
         ConfigError: for unknown names, a GPU that is not there, or examples that are not there.
     """
+    check_some(model=setting.models, fanout=setting.fanouts)
     check_words(
         shape=([setting.shape], SHAPES),
         model=(setting.models, MODELS),
         baseline=(setting.baselines, BASELINES),
         precision=([setting.precision], PRECISIONS),
     )
-    if setting.batch_size > SHAPES[setting.shape].train:
-        raise ConfigError(f"a batch of {setting.batch_size} needs as many training nodes: {setting.shape} has fewer.")
+    check_batch(setting)
     device = check_device(setting.device)
     for model in setting.models:
         example(setting.folder, model)
@@ -75,6 +75,12 @@ def run(setting: UserSetting, say: Callable[[str], None] = lambda text: None) ->
             rows.append(row)
             say(f"{model:21} {how:8} {row.step.median:9.2f} ms/step, first step after {row.first_step_seconds:.1f} s")
     return {"machine": machine(device), "setting": asdict(setting), "rows": [asdict(row) for row in rows]}
+
+
+def check_batch(setting: UserSetting) -> None:
+    """Raises ``ConfigError`` if the shape has no full batch: others are not measured."""
+    if setting.batch_size > SHAPES[setting.shape].train:
+        raise ConfigError(f"a batch of {setting.batch_size} needs as many training nodes: {setting.shape} has fewer.")
 
 
 def example(folder: str | Path, name: str) -> ModuleType:

@@ -1,5 +1,6 @@
 """``joestar bench``: tables of measured steps."""
 
+import re
 import statistics
 from collections.abc import Callable
 
@@ -106,6 +107,10 @@ def bench_kernels(device: str, shape: str, only: str, report: str | None, consol
     """Prints every row as soon as it is measured, and writes the JSON if a file is given."""
     check_writable(report, "--json")
     check_device(device)
+    try:
+        re.compile(only)
+    except re.error as error:
+        raise ConfigError(f"--only takes a regular expression; got {only!r} ({error}).") from None
 
     def show(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)

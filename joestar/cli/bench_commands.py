@@ -161,7 +161,10 @@ def inference(
     """
     from joestar.bench.setting import IDS, Setting
     from joestar.cli.bench import bench_inference, words
+    from joestar.errors import ConfigError
 
+    if budget is not None and not 0 < budget < 2**34:
+        raise ConfigError(f"--budget must be a number of GiB above 0, such as 1.5; got {budget:g}.")
     setting = Setting(
         shape, device, words(models), precision, (-1,) * layers, hidden, steps=repeats, warm_up=1, baselines=(),
         ids=IDS if ids == "both" else words(ids), dataset=dataset, epochs=0,

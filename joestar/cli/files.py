@@ -1,6 +1,5 @@
 """Result files of the commands."""
 
-import json
 import os
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -10,17 +9,22 @@ from typing import Any
 import torch
 
 from joestar.errors import ConfigError
-from joestar.profile.files import write_text, write_whole
+from joestar.profile.files import as_json, write_text, write_whole
 
 
 def check_writable(path: str | None, flag: str) -> None:
     """Raises ``ConfigError`` before the training rather than after it if ``path`` cannot be written."""
     if path is None:
         return
-    target = Path(path)
-    folder = target.parent
-    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        reason = "it is a folder" if target.is_dir() else f"{folder} is not a folder that can be written to"
+    target = Path(os.path.realpath(path))
+    folder, reason = target.parent, None
+    if target.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = f"{folder} is not a folder that can be written to"
+    elif target.exists() and not target.is_file():
+        reason = "it is a device or a pipe, which a file would replace"
+    if reason is not None:
         raise ConfigError(f"{flag} {path}: expected the path of a file; {reason}.")
 
 
@@ -92,8 +96,8 @@ def _is_of_tables(file: Path) -> bool:
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:
-    """Writes ``content`` as JSON."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    """Writes ``content`` as JSON; ``null`` for what is NaN or infinite."""
+    write_text(path, as_json(content) + "\n")
 
 
 def write_checkpoint(path: str, content: dict[str, Any]) -> None:

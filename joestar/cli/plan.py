@@ -48,7 +48,7 @@ def plan(
     each holds where features, or edges, too, are dealt out to them (train --shard).
 
     Examples:
-        joestar plan cora --memory 40MiB
+        joestar plan cora --memory 48MiB
         joestar plan graphs/papers --memory 24GiB --fanouts 15,10,5 --hidden 128
         joestar plan graphs/papers --memory 24GiB --macro-batch 100000 --hot 0
         joestar plan graphs/papers --memory 24GiB --gpus 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joestar.errors import ConfigError
 from joestar.profile.environment import Environment
-from joestar.profile.files import write_text
+from joestar.profile.files import as_json, write_text
 from joestar.profile.tree import rebuilt
 
 CHOSEN = re.compile(r"\bis chosen\b")
@@ -317,8 +317,8 @@ class Report:
         return asdict(self)
 
     def to_json(self) -> str:
-        """Indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        """Indented JSON; ``null`` for what is NaN or infinite."""
+        return as_json(self.to_dict())
 
     def to_html(self) -> str:
         """One page that needs nothing else: styles and charts are inside, and no scripts."""
