@@ -167,7 +167,7 @@ class Columns(Computation):
     @property
     def _has_values(self) -> bool:
         """Whether edges have values of the slice's own: picks are then found again by their places in it."""
-        return "edata" in self._frames and bool(self._frames["edata"].own)
+        return "edata" in self._frames and len(self._frames["edata"].own) > 0
 
     def _uniform(self, k: int, replace: bool) -> Block:
         graph, context, ops = self.graph, self.graph.context, torch.ops.joestar

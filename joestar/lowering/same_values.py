@@ -15,7 +15,8 @@ from joestar.torch_private import OpOverload
 
 _PURE = frozenset(
     [
-        "ge", "gt", "le", "lt", "eq", "ne", "greater", "greater_equal", "less", "less_equal", "not_equal",
+        "ge", "gt", "le", "lt", "eq", "ne", "__ge__", "__gt__", "__le__", "__lt__", "__eq__", "__ne__",
+        "greater", "greater_equal", "less", "less_equal", "not_equal",
         "and_", "or_", "xor", "invert", "__and__", "__or__", "__xor__", "__invert__", "logical_and", "logical_or",
         "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
         "isnan", "isinf", "isfinite", "isin", "abs", "neg", "add", "sub", "mul", "mod", "remainder", "floordiv",

@@ -1,4 +1,4 @@
-"""Losses of PyTorch's that look at their arguments' values on the host, in forms that can be traced."""
+"""Losses and other functions of PyTorch's that look at values or sizes on the host, in forms that can be traced."""
 
 import contextlib
 import math
@@ -16,7 +16,8 @@ def traced_losses() -> Iterator[None]:
     """While a program is traced, these have forms that can be.
 
     ``F.gaussian_nll_loss`` (and ``nn.GaussianNLLLoss``), and ``torch.take_along_dim``, which compares sizes of its
-    arguments on the host, and would hold for one size only.
+    arguments on the host, and would hold for one size only. ``torch.einsum`` multiplies from left to right:
+    ``opt_einsum``, where that is installed, compares sizes, too.
     """
     plain, taken, method = F.gaussian_nll_loss, torch.take_along_dim, torch.Tensor.take_along_dim
 
@@ -38,7 +39,8 @@ def traced_losses() -> Iterator[None]:
     F.gaussian_nll_loss = gaussian_nll_loss
     torch.take_along_dim = torch.Tensor.take_along_dim = take_along_dim
     try:
-        with _traced_before_213() if torch.__version__ < "2.13" else contextlib.nullcontext():
+        older = _traced_before_213() if torch.__version__ < "2.13" else contextlib.nullcontext()
+        with torch.backends.opt_einsum.flags(enabled=False), older:
             yield
     finally:
         F.gaussian_nll_loss, torch.take_along_dim, torch.Tensor.take_along_dim = plain, taken, method
@@ -81,6 +83,8 @@ def _traced_before_213() -> Iterator[None]:
     def cross_entropy_loss(input, target, weight, reduction, ignored, smoothing):
         classes = input.shape[1:2] if input.dim() > 1 else input.shape
         odd = not 0 <= smoothing <= 1 or (weight is not None and weight.shape != classes)
+        if not target.is_floating_point() and input.dim() == 2 and target.dim() == 1:
+            torch._check(input.shape[0] == target.shape[0])  # what two masks pick, alike
         if odd or not target.is_floating_point() or input.shape != target.shape:
             return plain(input, target, weight, reduction, ignored, smoothing)
         return _of_probabilities(input, target, weight, reduction, smoothing)

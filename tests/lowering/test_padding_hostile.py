@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from joestar.lowering.rules import RULES
 from joestar.lowering.rules.pointwise_ops import POINTWISE, PRODUCTS, SINGULAR
 
-from .harness import NEWER
+from .harness import NEWER, OLDER
 from .hostile import HOSTILE, TURNS, UNIFORM, Sample, Traced, check, leaves, real_rows, rows, sample, shared, signed
 from .losses import LOSSES
 from .samples import EXPLAINED, OF_INTEGERS, SAMPLES
@@ -142,6 +142,8 @@ def test_inductor():
     """What Inductor makes of the ops of one operand, in one compilation: its own decompositions, fused with guards."""
     names = [name for name in sorted(POINTWISE) if len(EVERY[name]) == 1 and len(EVERY[name][0].operands) == 1]
     ops = {name: EVERY[name][0] for name in names if EVERY[name][0].smooth and EVERY[name][0].operands[0] == rows(4)}
+    for name in ("arcsinh", "asinh") if OLDER else ():  # of rows of 1e30 Inductor's was infinite before PyTorch 2.13
+        del ops[name]
     assert len(ops) > 40
     together = sample(lambda x: tuple(each.call(x) for each in ops.values()), rows(4))
     traced = Traced(together)

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from lowering.harness import OLDER
 from torch import nn
 
 import joestar
@@ -178,6 +179,8 @@ def step():
 @pytest.mark.parametrize("name", READ)
 def test_what_comes_or_hides_another_is_refused(name, step, monkeypatch):
     """Until it is as it was; whatever else an object gets may change."""
+    if OLDER and name == "a default of a method":
+        pytest.skip("TorchDynamo does not guard it, also in torch.compile")
     _, change, said = READ[name]
     for thing in (held().settings, held().empty, held().loader, held().optimizer, held().teacher):
         monkeypatch.setattr(thing, "note", "unread", raising=False)

@@ -36,7 +36,8 @@ def test_straight_through_as_in_plain_pytorch():
         found.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
     assert found[1][0].abs().max() > 1e-5  # what rounding leaves
     for ours, exact in zip(*found, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-2, atol=1e-2 * exact.abs().max().item())
+        atol = 1e-2 * exact.abs().max().item() + 1e-6  # the bias of the head cancels: what is left is rounding
+        torch.testing.assert_close(ours, exact, rtol=1e-2, atol=atol)
 
 
 SHORT = torch.ones(3, dtype=torch.bfloat16)
