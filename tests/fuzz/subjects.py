@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from joestar.lowering.capture import Captured
 from joestar.lowering.inputs import Input
+from joestar.lowering.outputs import LEAF
 from joestar.runtime.options import Options
 from joestar.runtime.program import Program
 
@@ -58,6 +59,7 @@ class Split(Program):
         made = self._made.get(self._traced_with)
         if made is None:
             return captures.quick(self, seeds, labels)
+        self.structure = LEAF  # of all that a model returns, it holds the first; a capture of its own held the others
         self._check_outputs(made.gm, "Model")
         return again(made)
 
