@@ -10,7 +10,7 @@ from .scripts import Script
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
-SCRIPTS, LOOPS, QUICK = 120, 120, 6
+SCRIPTS, LOOPS, QUICK = 120, 120, 4
 
 
 def numbers(count: int) -> list:
@@ -33,7 +33,7 @@ def test_scripts_over_macro_batches_as_in_plain_pytorch(number):
     Script(number, side=OverMacroBatches).run()
 
 
-@pytest.mark.parametrize("number", [*range(2), *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(2, 40))])
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(1, 40))])
 def test_fits_as_loops_by_hand_wherever_they_were_broken_off(number):
     Fit(number).run()
 
