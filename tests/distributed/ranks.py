@@ -1,6 +1,7 @@
 """Processes that work together, as torchrun would start them, forked from a server that imported everything once.
 
-On GPUs each is started by itself: a process that has asked for GPUs, as imports do, leaves forked ones without.
+On GPUs each is started by itself: a process that has asked for GPUs, as imports do, leaves forked ones without. So it is
+before PyTorch 2.13, which on some machines leaves forked ones without its pool of threads.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any
+
+from lowering.harness import OLDER
 
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(["tests.distributed.warmed"])
@@ -34,7 +37,8 @@ def run(world: int, scenario: Callable, *args, folder, seconds: float = 120.0) -
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    context = _STARTED if os.environ.get("JOESTAR_TEST_DEVICE", "").startswith("cuda") else _FORKED
+    alone = OLDER or os.environ.get("JOESTAR_TEST_DEVICE", "").startswith("cuda")
+    context = _STARTED if alone else _FORKED
     if context is _FORKED:
         _start_server()
     started, given = [], {name: value for name, value in os.environ.items() if name.startswith("JOESTAR_")}
