@@ -8,7 +8,7 @@ import importlib
 _TABLE = {
     "torch": "sym_sqrt=_sym_sqrt sym_log2=_sym_log2 sym_cos=_sym_cos sym_sin=_sym_sin sym_tanh=_sym_tanh"
     " foreach_add=_foreach_add_ foreach_copy=_foreach_copy_ amp_update_scale=_amp_update_scale_"
-    " amp_unscale=_amp_foreach_non_finite_check_and_unscale_",
+    " amp_unscale=_amp_foreach_non_finite_check_and_unscale_ assume=_check",
     "torch._C": "set_grad_enabled=_set_grad_enabled driver_version=_cuda_getDriverVersion"
     " len_torch_function_stack=_len_torch_function_stack pop_torch_function_stack=_pop_torch_function_stack"
     " push_on_torch_function_stack=_push_on_torch_function_stack below_autograd=_AutoDispatchBelowAutograd"

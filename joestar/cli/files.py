@@ -20,12 +20,19 @@ def check_writable(path: str | None, flag: str) -> None:
     folder, reason = target.parent, None
     if target.is_dir():
         reason = "it is a folder"
+    elif _is_special(path):
+        reason = "it is a device or a pipe, which a file would replace"
     elif not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = f"{folder} is not a folder that can be written to"
-    elif target.exists() and not target.is_file():
-        reason = "it is a device or a pipe, which a file would replace"
     if reason is not None:
         raise ConfigError(f"{flag} {path}: expected the path of a file; {reason}.")
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is what a file must not take the place of, by itself or by the name of an open one."""
+    place = os.path.abspath(path)
+    named = place in ("/dev/stdin", "/dev/stdout", "/dev/stderr") or place.startswith(("/dev/fd/", "/proc/"))
+    return named or (os.path.exists(path) and not os.path.isfile(path))
 
 
 def check_outputs(

@@ -25,8 +25,9 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 WRITES = {
-    aten.embedding_renorm_.default: "a table without max_norm, and in front of every step (of a frozen table, once), "
-    "under torch.no_grad(), table.weight.copy_(table.weight.renorm(norm_type, 0, max_norm))",
+    aten.embedding_renorm_.default: "a table without max_norm, and in front of every step and prediction (of a frozen "
+    "table, once), under torch.no_grad(), table.weight.copy_(table.weight.renorm(norm_type, 0, max_norm)): all rows, "
+    "not those that are looked up, which moments and weight decay tell apart",
 }
 """Ops that write to tensors of the model without being asked to by name -> what to write instead."""
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from joestar.torch_private import functional, nn_functions
+from joestar.torch_private import assume, functional, nn_functions
 
 
 @contextlib.contextmanager
@@ -40,10 +40,25 @@ def traced_losses() -> Iterator[None]:
     torch.take_along_dim = torch.Tensor.take_along_dim = take_along_dim
     try:
         older = _traced_before_213() if torch.__version__ < "2.13" else contextlib.nullcontext()
-        with torch.backends.opt_einsum.flags(enabled=False), older:
+        with _left_to_right(), older:
             yield
     finally:
         F.gaussian_nll_loss, torch.take_along_dim, torch.Tensor.take_along_dim = plain, taken, method
+
+
+@contextlib.contextmanager
+def _left_to_right() -> Iterator[None]:
+    """``torch.einsum`` asks nobody for an order, however scripts have set it: ``flags`` fails where it is switched off,
+    and is not seen where ``torch.backends.opt_einsum.enabled`` was assigned."""
+    held = vars(torch.backends.opt_einsum)
+    before = held.get("enabled")
+    held["enabled"] = False
+    try:
+        yield
+    finally:
+        del held["enabled"]
+        if before is not None:
+            held["enabled"] = before
 
 
 def _along(input: Tensor, indices: Tensor, dim: int) -> Tensor:
@@ -84,7 +99,7 @@ def _traced_before_213() -> Iterator[None]:
         classes = input.shape[1:2] if input.dim() > 1 else input.shape
         odd = not 0 <= smoothing <= 1 or (weight is not None and weight.shape != classes)
         if not target.is_floating_point() and input.dim() == 2 and target.dim() == 1:
-            torch._check(input.shape[0] == target.shape[0])  # what two masks pick, alike
+            assume(input.shape[0] == target.shape[0])  # what two masks pick, alike
         if odd or not target.is_floating_point() or input.shape != target.shape:
             return plain(input, target, weight, reduction, ignored, smoothing)
         return _of_probabilities(input, target, weight, reduction, smoothing)

@@ -11,8 +11,8 @@ _MOST = 2.0**64
 """Of any unit: more is no memory, and may be no number that Python can convert."""
 
 
-def parse_bytes(value: int | str, name: str = "memory") -> int:
-    """``"24GiB"``, ``"512 MB"`` (both in powers of 1,024) or a number of bytes, at least one.
+def parse_bytes(value: int | str, name: str = "memory", least: int = 1) -> int:
+    """``"24GiB"``, ``"512 MB"`` (both in powers of 1,024) or a number of bytes, at least so many.
 
     Raises:
         ConfigError: for anything else.
@@ -20,9 +20,10 @@ def parse_bytes(value: int | str, name: str = "memory") -> int:
     value = plain(value)
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
-        if found and float(found[1]) < _MOST and (count := int(float(found[1]) * _UNITS[found[2]])):
+        count = int(float(found[1]) * _UNITS[found[2]]) if found and float(found[1]) < _MOST else -1
+        if count >= least:
             return count
-    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise ConfigError(f"{name} must be a number of bytes such as 24 * 2**30, or a text such as '24GiB'; got {value!r}.")
 

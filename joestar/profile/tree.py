@@ -1,5 +1,6 @@
 """From plain dicts and lists back to a tree of dataclasses."""
 
+import math
 import types
 import typing
 from dataclasses import fields, is_dataclass
@@ -29,7 +30,9 @@ def rebuilt(kind: Any, value: Any) -> Any:
         if unknown:
             raise TypeError(f"{kind.__name__} has no field {unknown[0]!r}")
         return kind(**{name: rebuilt(hints[name], item) for name, item in value.items()})
-    return _checked(value, (int, float) if kind is float else kind)
+    if kind is float:
+        return math.nan if value is None else _checked(value, (int, float))
+    return _checked(value, kind)
 
 
 def _checked(value: Any, kind: Any) -> Any:

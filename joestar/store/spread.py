@@ -72,7 +72,7 @@ def shard(
         raise ConfigError(f"place must be 'peers', 'host' or None; got {place!r}.")
     hot, group = plain(hot), current()
     by_size = hot is None or isinstance(hot, (str, int, float))
-    wants = parse_bytes(hot, "hot") if by_size and hot is not None else 0
+    wants = parse_bytes(hot, "hot", least=0) if by_size and hot is not None else 0
 
     def given() -> Tensor | None:
         return None if by_size else checked_hot(hot, x.shape[0])

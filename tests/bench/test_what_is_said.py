@@ -76,6 +76,10 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
         check_writable(str(tmp_path / "pipe"), "--json")
     with pytest.raises(ConfigError, match="no is not a folder that can be written to"):
         check_writable(str(tmp_path / "lost.json"), "--json")
+    with open(tmp_path / "printed.txt", "w") as printed:  # where the table goes
+        for name in ("/dev/stdout", f"/dev/fd/{printed.fileno()}", f"/proc/self/fd/{printed.fileno()}"):
+            with pytest.raises(ConfigError, match="a device or a pipe"):
+                check_writable(name, "--json")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,7 @@ def test_sizes_of_nothing_are_none():
     for text in ("0", "0 GiB", "0.2", "0.0001k"):
         with pytest.raises(ConfigError, match="must be a number of bytes"):
             parse_bytes(text)
+        assert parse_bytes(text, "hot", least=0) == 0
 
 
 def test_a_full_batch_is_needed():

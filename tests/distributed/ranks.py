@@ -1,7 +1,7 @@
 """Processes that work together, as torchrun would start them, forked from a server that imported everything once.
 
-On GPUs each is started by itself: a process that has asked for GPUs, as imports do, leaves forked ones without. So it is
-before PyTorch 2.13, which on some machines leaves forked ones without its pool of threads.
+On GPUs each is started by itself: a process that has asked for GPUs, as imports do, leaves forked ones without. So it
+is before PyTorch 2.13, which on some machines leaves forked ones without its pool of threads.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """The page: whole, self-contained, escaped, with every number of the report."""
 
 import json
+import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from joestar import fusion
 from joestar.errors import ConfigError
 from joestar.profile import numbers
 from joestar.profile.charts import Box, LinearAxis, LogAxis, Mark, chart
+from joestar.profile.files import as_json
 from joestar.profile.findings import findings
-from joestar.profile.ledger import CHOSEN, Counters, Report
+from joestar.profile.ledger import CHOSEN, Counters, Expected, Report
 from joestar.profile.phases import MEANING
 from joestar.profile.places import merged, place
+from joestar.profile.tree import rebuilt
 
 from .full import LINE, report
 
@@ -297,6 +300,12 @@ def test_json_comes_back(tmp_path):
     bare = replace(full, tuning=None, profile=None, programs=[])
     bare.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json") == bare
+
+
+def test_figures_that_are_none_come_back_as_nan():
+    """JSON has no word for them but ``null``."""
+    found = rebuilt(Expected, json.loads(as_json(asdict(Expected("peak", 1.0, math.nan)))))
+    assert (found.what, found.planned) == ("peak", 1.0) and math.isnan(found.measured)
 
 
 def test_json_of_an_older_version_is_read(tmp_path):

@@ -109,7 +109,7 @@ def test_seeds_of_predictions_and_calls():
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["learnt", "frozen"])
 def test_tables_with_a_largest_norm_name_what_can_be_compiled(frozen):
-    """Plain PyTorch scales rows while they are looked up; scaled before a step they are the same."""
+    """Plain PyTorch scales rows while they are looked up; what is named scales all of them."""
     graph = _graph()
     model = Typed(WAYS["embedding"][0])
     model.table.max_norm = 1.0
