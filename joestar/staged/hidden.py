@@ -45,9 +45,9 @@ def hidden_widths(model: nn.Module, sampler, seeds: Tensor, autocast: torch.dtyp
         ConfigError: it has no hidden layers, or does not call ``historical`` for each of them, or with other rows.
     """
     device = next((p.device for p in model.parameters()), sampler.graph.device)
-    graph, local = _neighbourhood(sampler, seeds[:FEW], device)
     name = type(model).__name__
     with TRACING:  # as ``profile.sizes.measure``
+        graph, local = _neighbourhood(sampler, seeds[:FEW], device)
         blocks = sampler.sample(graph.with_context(SamplingContext(step_key(0, 0, 0, device))), local)
     check_blocks(blocks, type(sampler).__name__)
     if len(blocks) < 2:

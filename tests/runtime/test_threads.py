@@ -11,11 +11,14 @@ import torch
 from captures import cheaper, cheapest
 
 import joestar
+from joestar.errors import ConfigError
 from joestar.kernels import scratch
 from joestar.locks import CAPTURING, TRACING, ProcessLock, RecordingLock, synchronize
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.program import Program
 from joestar.runtime.step_graph import StreamOrder
+from joestar.staged.hidden import hidden_widths
+from joestar.store.spread import sampled_batches
 from tests.runtime.common import make_step, planted_graph
 
 IDX = torch.arange(0, 90)
@@ -83,21 +86,35 @@ def note(free: list) -> None:
     other.join()
 
 
-def test_exact_inference_keeps_other_threads_from_tracing(monkeypatch):
-    """While it is captured, samples to count the blocks, or runs a model of PyG's form."""
-    graph, free, own = joestar.Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3), [], Program._capture
-    graph.ndata["x"] = torch.randn(3, 3, dtype=torch.float64)
-
+def _noting(free: list) -> type:
     class Sampler(joestar.NeighborSampler):
         def sample(self, *args):
             note(free)
             return super().sample(*args)
 
+    return Sampler
+
+
+def test_exact_inference_keeps_other_threads_from_tracing(monkeypatch):
+    """While it is captured, samples to count the blocks, or runs a model of PyG's form."""
+    graph, free, own = joestar.Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3), [], Program._capture
+    graph.ndata["x"] = torch.randn(3, 3, dtype=torch.float64)
+
     monkeypatch.setattr(Program, "_capture", lambda *args: note(free) or own(*args))
-    step = joestar.compile(_OfBlocks(free), Sampler(graph, [2]), backend="eager")
+    step = joestar.compile(_OfBlocks(free), _noting(free)(graph, [2]), backend="eager")
     step.predict(torch.arange(3), full=True)
     joestar.inference(_OfEdges(free), graph)
     assert free == [False] * 3
+
+
+def test_so_do_samples_for_hidden_widths_and_hot_rows():
+    graph, free = planted_graph(), []
+    graph.train_idx = torch.arange(20)
+    sampler = _noting(free)(graph, [2])
+    assert len(list(sampled_batches(sampler, 5, 2))) == 2
+    with pytest.raises(ConfigError, match="a single block"):
+        hidden_widths(_OfBlocks(free).float(), sampler, torch.arange(5), None)
+    assert free == [False] * 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
