@@ -16,7 +16,7 @@ from joestar.bench import step as step_module
 from joestar.bench.baselines import BlockModel, EagerStep, TorchSampler
 from joestar.bench.measure import time_epochs
 from joestar.bench.planted import SHAPES, Shape, _shuffle, planted
-from joestar.bench.setting import Setting
+from joestar.bench.setting import IDS, Setting
 from joestar.bench.step import logical_bytes
 from joestar.cli.bench import _step_tables, _user_tables
 from joestar.cli.console import columns
@@ -266,7 +266,7 @@ SETTING = dataclasses.asdict(Setting("products", "cuda", precision="tf32"))
 
 def test_tables_of_steps_fit_80_columns():
     hows = ("joestar", "eager", "compile", "loader")
-    rows = [row for ids in step_module.IDS for row in _rows(("sage", "gat"), hows, ids=ids)]
+    rows = [row for ids in IDS for row in _rows(("sage", "gat"), hows, ids=ids)]
     lines = _printed(_step_tables, {"setting": SETTING, "rows": rows})
     assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
     headers = [line.split() for line in lines if line.startswith("model")]
