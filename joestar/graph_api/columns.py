@@ -224,6 +224,8 @@ class Columns(Computation):
             indptr, indices = self.indptr, self.indices
             weight = rows_at(weight, self.eids) if of_graph else weight
         context = graph.context
+        if k != -1:
+            context.note_weights(replace)
         size, site = context.next_size("sample"), context.next_site()
         sub, picked, _ = torch.ops.joestar.weighted_sample(
             indptr, weight, self.dsts, self.dst_count, not direct, k, replace, context.key, site, size,

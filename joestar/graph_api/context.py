@@ -68,5 +68,8 @@ class SamplingContext:
         if self.sizes is None:
             self.recorded.append(size)
 
+    def note_weights(self, replace: bool) -> None:
+        """Called where fewer than all edges are drawn by weight, for contexts that draw again among these."""
+
     def note(self, block) -> None:
         """Called with every block that a sampling call makes, for contexts that keep them."""

@@ -1,16 +1,19 @@
 """Samplers with a state of their own: the first stage and the steps call them apart, and would draw apart."""
 
+import contextlib
 import io
 import pickle
 import random
+import warnings
 import zlib
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joestar.errors import SamplerError
+from joestar.errors import JoestarWarning, SamplerError
 from joestar.graph_api import Block, Graph
+from joestar.locks import TRACING
 from joestar.runtime.seeds import spread_nodes, version
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages.union import FirstStageContext
@@ -32,11 +35,10 @@ def check_pure(sampler) -> None:
         SamplerError: the blocks differ, something that the sampler holds is another, or a global generator of random
             numbers was used.
     """
-    if type(sampler) in (NeighborSampler, LayerDependentSampler) and "sample" not in vars(sampler):
+    if _is_ours(sampler):
         return
     graph, name = sampler.graph, type(sampler).__name__
-    given = spread_nodes(graph.num_nodes, graph, 0, 0) if graph.train_idx is None else graph.train_idx
-    seeds = given[:SEEDS].to(graph.indices.dtype)
+    seeds = _some_seeds(graph)
     held, drawn = _held(sampler), _generators()
     try:
         first, second = (_sampled(sampler, graph, seeds) for _ in range(2))
@@ -52,9 +54,38 @@ def check_pure(sampler) -> None:
         raise SamplerError(f"{name}.sample gives other blocks when it is called again for the same seeds. {_INSTEAD}")
 
 
+def warn_of_weights(sampler) -> None:
+    """Warns where edges are drawn by weight in the first stage, and again, among these, in the steps."""
+    if _is_ours(sampler) and getattr(sampler, "probs", None) is None:
+        return
+    context = FirstStageContext((0, 0, 0))
+    with contextlib.suppress(Exception):  # its own error: it comes again where the sampler is used
+        _sampled(sampler, sampler.graph, _some_seeds(sampler.graph), context)
+    if len(context.by_weight) > 1 or any(context.by_weight):
+        warnings.warn(
+            f"{type(sampler).__name__} draws edges by weight, and both the first stage and the steps do: of a node for "
+            "which several calls draw, or one with replace=True, heavy edges are picked more often than their weights "
+            "say (docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Picks are those of the whole "
+            "graph without first_stage and memory, or where a single call per node draws without replacement.",
+            JoestarWarning,
+            stacklevel=2,
+        )
+
+
+def _is_ours(sampler) -> bool:
+    return type(sampler) in (NeighborSampler, LayerDependentSampler) and "sample" not in vars(sampler)
+
+
+def _some_seeds(graph: Graph) -> Tensor:
+    given = spread_nodes(graph.num_nodes, graph, 0, 0) if graph.train_idx is None else graph.train_idx
+    return given[:SEEDS].to(graph.indices.dtype)
+
+
 @torch.no_grad()
-def _sampled(sampler, graph: Graph, seeds: Tensor) -> list[Block]:
-    return list(sampler.sample(graph.with_context(FirstStageContext((0, 0, 0))), seeds))
+def _sampled(sampler, graph: Graph, seeds: Tensor, context: FirstStageContext | None = None) -> list[Block]:
+    context = FirstStageContext((0, 0, 0)) if context is None else context
+    with TRACING:  # as ``profile.sizes.measure``
+        return list(sampler.sample(graph.with_context(context), seeds))
 
 
 def _same(one: Block, other: Block) -> bool:

@@ -23,7 +23,7 @@ from joestar.staged.hidden import hidden_widths
 from joestar.staged.partition_planning import BITS, PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
-from joestar.staged.pure import check_pure
+from joestar.staged.pure import check_pure, warn_of_weights
 from joestar.staged.several import PlanningRanks, check_partitions, own_threads
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
@@ -105,6 +105,7 @@ class Staging:
         else:
             refuse_tables_of(sampler)
             check_pure(sampler)
+            warn_of_weights(sampler)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             if group is not None:

@@ -10,6 +10,7 @@ from joestar.graph_api import Block, Graph, SamplingContext
 from joestar.graph_api.block import check_blocks
 from joestar.graph_api.validate import check_ids
 from joestar.kernels import cpu_stages
+from joestar.locks import TRACING
 from joestar.stages.macro import MacroBatch
 
 FIRST_STAGE_SITE = 1 << 24
@@ -18,7 +19,8 @@ dropout's from ``1 << 20``)."""
 
 
 class FirstStageContext(SamplingContext):
-    """What the sampler of a first stage draws from; ``made`` are the blocks of its sampling calls.
+    """What the sampler of a first stage draws from; ``made`` are the blocks of its sampling calls, ``by_weight`` says
+    of those that draw by weight whether they replace.
 
     Args:
         key: (seed, epoch, index of the macro-batch).
@@ -30,6 +32,11 @@ class FirstStageContext(SamplingContext):
         super().__init__(torch.tensor(key, dtype=torch.int64, device="cpu"))
         self.site = FIRST_STAGE_SITE
         self.made: list[Block] = []
+        self.by_weight: list[bool] = []
+
+    def note_weights(self, replace: bool) -> None:
+        """Keeps that a call draws by weight."""
+        self.by_weight.append(replace)
 
     def note(self, block: Block) -> None:
         """Keeps the block."""
@@ -45,7 +52,8 @@ def run_sampler(
         SamplerError: as ``LargeBatch.sample``.
     """
     context, name = FirstStageContext(key), type(sampler).__name__
-    blocks = sampler.sample(graph.with_context(context), seeds)
+    with TRACING:  # ``torch.compiler.is_compiling()`` is true in all threads while one traces
+        blocks = sampler.sample(graph.with_context(context), seeds)
     try:
         check_blocks(blocks, name)
     except GraphError as error:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.bench.planted import planted
-from joestar.errors import ConfigError, GraphError, SamplerError, StageError
+from joestar.errors import ConfigError, GraphError, JoestarWarning, SamplerError, StageError
 from joestar.profile.numbers import parse_bytes
 from joestar.runtime.executor import Executor
 from joestar.staged import staging
@@ -180,6 +180,44 @@ def test_weighted_picks_and_edge_data(graph, planned):
 
     ours, plain = (compiled(graph, staged, sampler=sampler()) for staged in (True, False))
     assert run(ours, graph) == run(plain, graph)
+
+
+class Weighing(joestar.NeighborSampler):
+    """One call that draws by weight, the others do not; or as many as there are fanouts."""
+
+    calls = 1
+
+    def sample(self, graph, seeds):
+        blocks = []
+        for hop, fanout in enumerate(self.fanouts):
+            weighed = {"probs": "w"} if hop < self.calls else {}
+            blocks.append(graph[:, seeds].individual_sample(fanout, replace=self.replace, **weighed))
+            seeds = blocks[-1].srcs
+        return blocks[::-1]
+
+
+class Twice(Weighing):
+    calls = 2
+
+
+@pytest.mark.parametrize(
+    ("make", "warned"),
+    [
+        (lambda graph: joestar.NeighborSampler(graph, [3, 3]), False),
+        (lambda graph: joestar.NeighborSampler(graph, [-1, -1], probs="w"), False),
+        (lambda graph: Weighing(graph, [3, 3]), False),
+        (lambda graph: Weighing(graph, [3, 3], replace=True), True),
+        (lambda graph: Twice(graph, [3, 3]), True),
+        (lambda graph: joestar.NeighborSampler(graph, [3, 3], probs="w"), True),
+    ],
+    ids=["uniform", "all", "one call", "with replacement", "two calls", "of ours"],
+)
+def test_picks_by_weight_in_both_stages_are_warned_of(graph, planned, make, warned):
+    """Heavy edges are then more likely than their weights say."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled(graph, True, sampler=make(graph))
+    assert [JoestarWarning] * warned == [one.category for one in said if "draws edges by weight" in str(one.message)]
 
 
 def test_a_loop_of_ones_own(graph, planned):
