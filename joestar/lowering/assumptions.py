@@ -17,7 +17,7 @@ from joestar.errors import CaptureError
 from joestar.lowering.causes import STATE, of_edges
 from joestar.lowering.functional import WRITES, is_in_place, root
 from joestar.lowering.inputs import Input, Kind
-from joestar.lowering.origin import innermost, node_frames, node_line
+from joestar.lowering.origin import innermost, is_framework, node_frames, node_line
 from joestar.lowering.rules.arguments import padded_among
 from joestar.lowering.sizes import NODES
 from joestar.lowering.small_sets import Question
@@ -201,7 +201,7 @@ def check_side_effects(origin: str) -> None:
         written = sorted(map(str, effects.store_attr_mutations.get(variable, ())))
         what = ", ".join(f"{name}.{attribute}" for attribute in written) or name or "a Python object"
         stacks = getattr(effects, "mutation_user_stacks", {}).get(variable) or [()]
-        frames = [f for f in stacks[-1] if os.path.join("torch", "") not in f.filename] or stacks[-1]
+        frames = [f for f in stacks[-1] if not is_framework(f.filename)] or stacks[-1]
         where = innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
         known = [_OF_TORCH[name] for f in stacks[-1] if (name := _file_of_utils(f.filename)) in _OF_TORCH]
         remedy = known[-1] if known else STATE

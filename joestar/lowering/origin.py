@@ -5,12 +5,16 @@ import re
 import sysconfig
 import traceback
 
+import torch
 from torch import fx
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)(?:\n\s+(?P<code>[^\n]+))?')
-_FRAMEWORK = (os.sep + "torch" + os.sep, os.sep + "importlib" + os.sep, "<frozen", "<string>", "<eval_with_key>")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+"""PyTorch's own folder: users have folders of this name too, and environments within."""
+_FRAMEWORK = (_PACKAGE, _TORCH, "<frozen", "<string>", "<eval_with_key>")
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def _is_model(file: str) -> bool:
@@ -20,18 +24,23 @@ def _is_model(file: str) -> bool:
 
 def is_user(file: str) -> bool:
     """Whether a file is none of Joestar's (but for models and samplers), PyTorch's or Python's own."""
-    python = file.startswith(_STANDARD) and "-packages" not in file
-    return _is_model(file) or not (python or file.startswith(_PACKAGE) or any(part in file for part in _FRAMEWORK))
+    python = file.startswith(_STANDARD) and not is_installed(file)
+    return _is_model(file) or not (python or file.startswith(_FRAMEWORK))
 
 
 def is_framework(file: str) -> bool:
     """Whether a file is PyTorch's or Joestar's, but for Joestar's models and samplers."""
-    return not _is_model(file) and (file.startswith(_PACKAGE) or f"{os.sep}torch{os.sep}" in file)
+    return not _is_model(file) and file.startswith((_PACKAGE, _TORCH))
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of a package that was installed: with pip, or by the system."""
+    return any(folder in file for folder in _INSTALLED)
 
 
 def is_own(file: str) -> bool:
     """Whether a file is the user's: no part of Joestar, nor of an installed package."""
-    return is_user(file) and not file.startswith(_PACKAGE) and "-packages" + os.sep not in file
+    return is_user(file) and not file.startswith(_PACKAGE) and not is_installed(file)
 
 
 def model_line(frames: list[tuple[str, str, str, str]]) -> str:
@@ -43,7 +52,7 @@ def model_line(frames: list[tuple[str, str, str, str]]) -> str:
 def innermost(frames: list[tuple[str, str, str, str]]) -> str:
     """The innermost frame of the user, else of a library, else of all, as ``file:line in where: code``."""
     found = [frame for frame in frames if is_user(frame[0])]
-    user = [frame for frame in found if "-packages" + os.sep not in frame[0]]
+    user = [frame for frame in found if not is_installed(frame[0])]
     chosen = (user or found or frames)[-1:]
     return "".join(f"{file}:{line} in {where}: {code}" for file, line, where, code in chosen)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from joestar.lowering.origin import is_installed
+
 DYNAMIC = {"getattr", "hasattr", "vars", "__dict__", "attrgetter"}
 """Names in whose presence any attribute may be read."""
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
@@ -174,7 +176,7 @@ def is_foreign(thing) -> bool:
     if root in ("torch", "numpy", "builtins"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file and root != "joestar"
+    return is_installed(file) and root != "joestar"
 
 
 def is_space(value) -> bool:
@@ -182,7 +184,7 @@ def is_space(value) -> bool:
     if isinstance(value, types.ModuleType):
         root = value.__name__.partition(".")[0]
         file = getattr(value, "__file__", None) or ""
-        return root not in (*_OURS, *sys.stdlib_module_names) and "site-packages" not in file
+        return root not in (*_OURS, *sys.stdlib_module_names) and not is_installed(file)
     if not isinstance(value, (type, types.FunctionType)):
         return False
     return not is_foreign(value) and (value.__module__ or "").partition(".")[0] not in _OURS
