@@ -57,6 +57,8 @@ from joestar.store import FeatureStore
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.layout, type)
 _BUILT_IN = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+OF_NODES = ("ids", "whole_degrees", "first_key", "ranks")
+"""Names of a graph's tensors, beside ``indptr``, ``indices`` and ``positions``."""
 _MADE: dict[tuple, tuple[Captured, list, tuple]] = {}
 real = Program._capture
 """Each by itself, by TorchDynamo: ``with cheaper(real)`` where a test is about that after all."""
@@ -149,7 +151,7 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
     """
     graph, tensors = program.graph, []
     parts = (program.model, program.sampler, program.loss, dict(graph.ndata), dict(graph.edata), _sources(graph),
-             graph.indptr, graph.indices, graph.ids, graph.whole_degrees, graph.positions, graph._formats)  # fmt: skip
+             graph.indptr, graph.indices, *of_nodes(graph), graph.positions, graph._formats)  # fmt: skip
     dtypes = torch.get_default_dtype(), program.options.autocast, seeds.dtype
     setting = (torch.is_grad_enabled(), *dtypes, seeds.device, tuple(labels))
     try:
@@ -162,6 +164,11 @@ def described(program: Program, seeds: Tensor, labels: list[str]) -> tuple[list[
         )
     except RecursionError:  # an object that holds itself
         raise UnknownError from None
+
+
+def of_nodes(graph) -> list[Tensor | None]:
+    """What a graph knows of its nodes and edges besides ``ndata`` and ``edata``."""
+    return [getattr(graph, name) for name in OF_NODES]
 
 
 def _form(value, tensors: list[Tensor], graph):
@@ -279,7 +286,7 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
     inputs = Inputs(known_inputs(graph, model) | history_inputs(tables))
     seeds_at, key_at = inputs.begin(seeds, labels)
     structure = inputs.constants((("indptr", graph.indptr), ("indices", graph.indices)), "graph")
-    ids = inputs.constants((("ids", graph.ids), ("whole_degrees", graph.whole_degrees)), "graph")
+    ids = inputs.constants(zip(OF_NODES, of_nodes(graph), strict=True), "graph")
     data = [inputs.constants(frame.items(), name) for frame, name in ((graph.ndata, "node"), (graph.edata, "edge"))]
     for place, name in ((data[0].get("x"), "features"), (data[0].get("y"), "targets")):
         if place is not None:
@@ -294,7 +301,8 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
             return {name: values[place] for name, place in places.items()}
 
         twin = Graph(**of(structure), ndata=Data(of(data[0]), graph.ndata), edata=Data(of(data[1]), graph.edata))
-        twin.ids, twin.whole_degrees = (of(ids).get(name) for name in ("ids", "whole_degrees"))
+        for name, value in of(ids).items():
+            setattr(twin, name, value)
         twin.positions, twin._whole_sizes = graph.positions, graph._whole_sizes
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)

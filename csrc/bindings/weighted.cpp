@@ -16,11 +16,16 @@ RaceTable race_table(const Tensor& table) {
 
 template <class Id>
 WeightedRows<Id> weighted_rows(const Tensor& indptr, const Tensor& weight, const Tensor& nodes, std::int64_t count,
-                               bool sliced, std::int64_t k, bool replace, const Tensor& ids = {}) {
+                               bool sliced, std::int64_t k, bool replace, const Tensor& ids = {},
+                               const Tensor& ranks = {}) {
   if (weight.numel < *(indptr.as<const std::int64_t>() + indptr.numel - 1)) {
     throw std::invalid_argument("weight: expected one number per edge, got " + std::to_string(weight.numel));
   }
-  return {sample_rows<Id>(indptr, nodes, count, sliced, ids), weight.span<const float>(), Fanout{k, replace}};
+  const auto rank = ranks.numel == 0 ? std::span<const std::int32_t>{} : ranks.span<const std::int32_t>();
+  if (!rank.empty() && ranks.numel != weight.numel) {
+    throw std::invalid_argument("ranks: expected one per weight, got " + std::to_string(ranks.numel));
+  }
+  return {sample_rows<Id>(indptr, nodes, count, sliced, ids), weight.span<const float>(), Fanout{k, replace}, rank};
 }
 
 std::int64_t bind_weighted_offsets(const Tensor& indptr, const Tensor& weight, const Tensor& nodes, std::int64_t count,
@@ -34,9 +39,10 @@ std::int64_t bind_weighted_offsets(const Tensor& indptr, const Tensor& weight, c
 
 void bind_weighted_sample(const Tensor& indptr, const Tensor& weight, const Tensor& nodes, std::int64_t count,
                           bool sliced, std::int64_t k, bool replace, const Tensor& key, std::int64_t site,
-                          const Tensor& table, const Tensor& offsets, const Tensor& out, const Tensor& ids) {
+                          const Tensor& table, const Tensor& offsets, const Tensor& out, const Tensor& ids,
+                          const Tensor& ranks) {
   with_id(nodes, [&]<class Id>(Tag<Id>) {
-    weighted_sample(weighted_rows<Id>(indptr, weight, nodes, count, sliced, k, replace, ids), race_table(table),
+    weighted_sample(weighted_rows<Id>(indptr, weight, nodes, count, sliced, k, replace, ids, ranks), race_table(table),
                     sample_key(key, site), offsets.span<const std::int64_t>(), out.span<std::int64_t>());
   });
 }

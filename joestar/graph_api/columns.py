@@ -7,6 +7,7 @@ from torch import Tensor
 from joestar.errors import GraphError, SamplerError
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
+from joestar.graph_api.context import FIRST_STAGE_SITE
 from joestar.graph_api.gathered import Gathered, Move, carry, rows_of, same_rows
 from joestar.graph_api.probs import edge_weight, node_weight
 from joestar.graph_api.reversed import Reversed
@@ -171,6 +172,7 @@ class Columns(Computation):
 
     def _uniform(self, k: int, replace: bool) -> Block:
         graph, context, ops = self.graph, self.graph.context, torch.ops.joestar
+        context.note_draw(by_weight=False)
         made = self._structure is not None
         slice_size = None if made else context.next_size("slice")
         size, site = context.next_size("sample"), context.next_site()
@@ -205,6 +207,7 @@ class Columns(Computation):
     def _uniform_of_part(self, k: int, replace: bool) -> Block:
         """Picks positions within the slice: ``sample_eids`` could not find them again, or values go along with them."""
         context = self.graph.context
+        context.note_draw(by_weight=False)
         size, site = context.next_size("sample"), context.next_site()
         positions = torch.arange(self.num_edges, device=self.indptr.device)
         indptr, picked, count = torch.ops.joestar.rowwise_sample(
@@ -225,16 +228,36 @@ class Columns(Computation):
             weight = rows_at(weight, self.eids) if of_graph else weight
         context = graph.context
         if k != -1:
-            context.note_weights(replace)
-        size, site = context.next_size("sample"), context.next_site()
+            context.note_draw(by_weight=True)
+        size = context.next_size("sample")
+        key, site, drawn = self._drawn_by(direct)
         sub, picked, _ = torch.ops.joestar.weighted_sample(
-            indptr, weight, self.dsts, self.dst_count, not direct, k, replace, context.key, site, size,
-            **self._hashed(),
+            indptr, weight, self.dsts, self.dst_count, not direct, k, replace, key, site, size,
+            **self._hashed(), **drawn,
         )  # fmt: skip
         context.record(picked.shape[0])
         return self._compacted(
             sub, rows_at(indices, picked), lambda: picked if direct else rows_at(self.eids, picked), rows_of(picked)
         )
+
+    def _drawn_by(self, direct: bool) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """(key, call site, ranks of the edges if they are not their positions) of a draw by weight.
+
+        In a part that a first stage drew by weight, they are the first stage's: who wins a race among all edges of a
+        row wins it among some of them, too. Drawn anew, heavy edges would count twice.
+
+        Args:
+            direct: whether edges are those of the graph, not of the slice.
+        """
+        graph, context = self.graph, self.graph.context
+        site = context.next_site()
+        if graph.first_key is not None:
+            ranks = graph.ranks if direct else rows_at(graph.ranks, self.eids)
+            return graph.first_key, FIRST_STAGE_SITE + site, {"ranks": ranks}
+        if context.by_rank and not self.whole:
+            first = graph.indptr[self.dsts.to(torch.int64)].repeat_interleave(self.indptr.diff())
+            return context.key, site, {"ranks": (self.eids - first).to(torch.int32)}
+        return context.key, site, {}
 
     def collective_sample(self, k: int, node_probs: Tensor | str | None = None) -> Block:
         """Samples up to ``k`` of the sources of this slice together and keeps the edges from them (layer-wise).
@@ -255,19 +278,21 @@ class Columns(Computation):
             raise SamplerError(f"collective_sample: k must be a positive integer; got {k!r}.")
         graph, context = self.graph, self.graph.context
         weight = None if node_probs is None else node_weight(graph, node_probs)
+        context.note_draw(by_weight=False)
         indptr, indices, site = self.indptr, self.indices, context.next_site()
         nodes, count = torch.ops.joestar.collective_sample(
             indptr, indices, weight, graph.num_slots, min(k, graph.num_slots), context.key, site, **self._hashed()
         )
-        return self._from_sources(nodes, count).compact()
+        part = self._from_sources(nodes, count)
+        return part._compacted(*part._slice())
 
     def compact(self) -> Block:
         """Gives the sources local ids: a block with every edge of the slice."""
         indptr, indices, eids = self._slice()
-        return self._compacted(indptr, indices, eids)
+        return self._compacted(indptr, indices, eids, drawn=False)
 
-    def _compacted(self, indptr: Tensor, indices: Tensor, eids, move: Move = same_rows) -> Block:
-        """``move``: from values of the slice's edges to those of the block's."""
+    def _compacted(self, indptr: Tensor, indices: Tensor, eids, move: Move = same_rows, drawn: bool = True) -> Block:
+        """``move``: from values of the slice's edges to those of the block's; ``drawn``: whether it has picks."""
         context = self.graph.context
         size = context.next_size("compact")
         srcs, local, _ = torch.ops.joestar.compact(
@@ -275,7 +300,7 @@ class Columns(Computation):
         )
         context.record(srcs.shape[0])
         block = Block(indptr, local, srcs, self.dsts, self.graph, eids)
-        context.note(block)
+        context.note(block, drawn)
         return carry(self, block, move)
 
     def __repr__(self) -> str:

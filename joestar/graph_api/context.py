@@ -5,6 +5,9 @@ from torch import Tensor
 
 from joestar.errors import CaptureError
 
+FIRST_STAGE_SITE = 1 << 24
+"""Number of a first stage's first call site: its draws are independent of those of any step (whose sites count from 0,
+dropout's from ``1 << 20``), but for draws by weight, which steps over macro-batches repeat (``Columns._drawn_by``)."""
 EXACT = -1
 """Asks an op to allocate exactly what it needs (eager execution only)."""
 
@@ -21,8 +24,11 @@ class SamplingContext:
         sizes: one integer (or symbolic integer) per set, or ``None``.
 
     Attributes:
+        by_rank: whether edges draw by their positions in the rows of the graph where a slice has a part of these.
         pushed: (layer, rows of the table, values) of hidden rows that a model wants kept (``graph_api.history``).
     """
+
+    by_rank = False
 
     def __init__(self, key: Tensor, sizes=None):
         self.key = key
@@ -68,8 +74,9 @@ class SamplingContext:
         if self.sizes is None:
             self.recorded.append(size)
 
-    def note_weights(self, replace: bool) -> None:
-        """Called where fewer than all edges are drawn by weight, for contexts that draw again among these."""
+    def note_draw(self, by_weight: bool) -> None:
+        """Called where fewer than all edges are drawn, for contexts among whose draws others draw."""
 
-    def note(self, block) -> None:
-        """Called with every block that a sampling call makes, for contexts that keep them."""
+    def note(self, block, drawn: bool) -> None:
+        """Called with every block that a sampling call makes, for contexts that keep them; ``drawn``: of picks, not of
+        every edge of a slice."""

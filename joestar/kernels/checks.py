@@ -60,6 +60,15 @@ def check_weights(weight: Tensor) -> Tensor:
     return _on_cpu(weight, "weight")
 
 
+def check_ranks(ranks: Tensor | None, weight: Tensor) -> Tensor | None:
+    """What edges draw by, contiguous, if it is given: int32, one per weight."""
+    if ranks is None:
+        return None
+    came = f"{ranks.dtype} {list(ranks.shape)}"
+    require(ranks.dtype == torch.int32 and ranks.shape == weight.shape, f"ranks int32 {list(weight.shape)}", came)
+    return _on_cpu(ranks, "ranks")
+
+
 def check_rows(values: Tensor, rows: int, name: str) -> None:
     """``values`` ``[rows, ...]``, as many rows as the structure has.
 

@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from joestar import _native
-from joestar.kernels.checks import check_ids, check_node_ids, check_offsets, check_weights, require
+from joestar.kernels.checks import check_ids, check_node_ids, check_offsets, check_ranks, check_weights, require
 from joestar.kernels.race import table
 
 
 def weighted_sample(
     indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
-    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None,
+    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None, ranks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row by weight: offsets, edge positions int64 ``[num_edges]`` (padding 0), count.
 
     ``weight`` is float32, one number per edge of ``indptr``; what is not above 0 (or is NaN or subnormal) is never
     picked. Row ``i`` is column ``row_ids[i]``, or column ``i`` if ``sliced``; it hashes as node ``row_ids[i]``.
+    Edges draw by ``ranks``, int32, one per weight, or by their positions in their rows.
     """
     indptr, row_ids, weight = check_offsets(indptr), check_ids(row_ids, "row_ids"), check_weights(weight)
     if sliced:
@@ -28,7 +29,8 @@ def weighted_sample(
     total = _native.weighted_offsets(*rows, num_edges, sub_indptr)
     eids = torch.empty(total if num_edges < 0 else num_edges, dtype=torch.int64, device="cpu")
     hashed = check_node_ids(node_ids, None if sliced else indptr.numel() - 1)
-    _native.weighted_sample(*rows, key.contiguous(), site, table(), sub_indptr, eids, hashed)
+    ranks = check_ranks(ranks, weight)
+    _native.weighted_sample(*rows, key.contiguous(), site, table(), sub_indptr, eids, hashed, ranks)
     return sub_indptr, eids, torch.scalar_tensor(total, dtype=torch.int64, device="cpu")
 
 

@@ -28,11 +28,12 @@ _FAR = tl.constexpr(8)
 
 
 @triton.jit
-def _halves(table, weight, start, degree, a, b, position):
+def _halves(table, weight, ranks, start, degree, a, b, position):
     """Contenders at the positions of one row as (upper halves, int32: signed and ``_LAST`` for none; lower, uint32)."""
     mask = position < degree
     value = tl.load(weight + start + position, mask, 0)
-    key, may_win = race_key(table, draw(a, b, position), value, mask)
+    rank = position if ranks is None else tl.load(ranks + start + position, mask, 0)
+    key, may_win = race_key(table, draw(a, b, rank), value, mask)
     upper = tl.where(may_win, (key >> (32 - POSITION)).to(tl.int32), _LAST)
     return upper, (key.to(tl.uint32) << POSITION) | position.to(tl.uint32)
 
@@ -73,7 +74,7 @@ def _of_lane(values, lane, number):
 
 @triton.jit(do_not_specialize=["n", "site"])
 def pick_few(
-    indptr, weight, rows, count, key, site, node_ids, table, picks, counts, n,
+    indptr, weight, rows, count, key, site, node_ids, ranks, table, picks, counts, n,
     K: tl.constexpr, SLICED: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Positions of the ``K`` best edges of every row, ascending, ``[n, K]``, and how many there are.
@@ -97,7 +98,7 @@ def pick_few(
         a, b = _of_lane(a_rows, lane, r), _of_lane(b_rows, lane, r)
         best_upper = tl.where(lane < K, _LAST, -_LAST)
         best_lower = lane.to(tl.uint32)
-        upper, lower = _halves(table, weight, start, degree, a, b, near)
+        upper, lower = _halves(table, weight, ranks, start, degree, a, b, near)
         most = tl.minimum(degree, K)
         j = tl.zeros((), tl.int32)
         while j < most:
@@ -108,11 +109,11 @@ def pick_few(
             j += 1
         first = tl.full((), CHUNK, tl.int32)
         while first < tl.minimum(degree, _NEAR * CHUNK):
-            upper, lower = _halves(table, weight, start, degree, a, b, first + near)
+            upper, lower = _halves(table, weight, ranks, start, degree, a, b, first + near)
             best_upper, best_lower = _better(best_upper, best_lower, upper, lower)
             first += CHUNK
         while first < degree:
-            many_upper, many_lower = _halves(table, weight, start, degree, a, b, first + far)
+            many_upper, many_lower = _halves(table, weight, ranks, start, degree, a, b, first + far)
             best_upper, best_lower = _better(best_upper, best_lower, many_upper, many_lower)
             first += CHUNK * _FAR
         chosen = (lane < K) & (best_upper < _LAST)

@@ -107,6 +107,13 @@ def check_weights(weight: Tensor) -> None:
     require(right, "sampling weights float32 [n]", f"{_shape(weight)}; cast them with .float()")
 
 
+def check_ranks(ranks: Tensor | None, weight: Tensor) -> None:
+    """Raises ``ValueError`` unless what edges draw by, if it is given, is int32, one per weight."""
+    if ranks is not None:
+        right = ranks.dtype == torch.int32 and ranks.shape == weight.shape
+        require(right, f"ranks int32 {list(weight.shape)}", _shape(ranks))
+
+
 def cdiv(n: int, block: int) -> int:
     """Blocks that cover ``n``."""
     return -(-n // block)

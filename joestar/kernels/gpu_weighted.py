@@ -18,6 +18,7 @@ from joestar.kernels.gpu_launch import (
     check_key,
     check_node_ids,
     check_offsets,
+    check_ranks,
     check_weights,
     fill_tail,
     op,
@@ -37,17 +38,18 @@ _LOW = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _contenders(table, weight, start, degree, a, b, position):
+def _contenders(table, weight, ranks, start, degree, a, b, position):
     """Keys of the edges at the positions ``[rows, chunk]`` of rows with these states; ``NEVER`` past the end."""
     mask = position < degree[:, None]
     value = tl.load(weight + start[:, None] + position, mask, 0)
-    key, may_win = race_key(table, draw(a[:, None], b[:, None], position), value, mask)
+    rank = position if ranks is None else tl.load(ranks + start[:, None] + position, mask, 0)
+    key, may_win = race_key(table, draw(a[:, None], b[:, None], rank), value, mask)
     return tl.where(may_win, (key << POSITION) + position, NEVER)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _pick_best(
-    indptr, weight, rows, count, key, site, node_ids, table, picks, counts, n,
+    indptr, weight, rows, count, key, site, node_ids, ranks, table, picks, counts, n,
     K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Positions of the ``K`` best edges of every row, ascending, ``[n, K]``, and how many there are."""
@@ -60,7 +62,7 @@ def _pick_best(
     longest = tl.max(degree, 0)
     first = tl.zeros((), tl.int64)
     while first < longest:
-        fresh = _contenders(table, weight, start, degree, a, b, first + column)
+        fresh = _contenders(table, weight, ranks, start, degree, a, b, first + column)
         if tl.sum((fresh < tl.max(best, 1)[:, None]).to(tl.int32)) > 0:
             best = tl.sort(tl.minimum(best, tl.sort(fresh, descending=True)))
         first += WIDE
@@ -72,7 +74,7 @@ def _pick_best(
 
 @triton.jit(do_not_specialize=_INTEGERS)
 def _pick_repeatedly(
-    indptr, weight, rows, count, key, site, node_ids, table, picks, counts, n,
+    indptr, weight, rows, count, key, site, node_ids, ranks, table, picks, counts, n,
     K: tl.constexpr, WIDE: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Winners of ``K`` races among the edges of every row, in order; rows without a weight above 0 have none."""
@@ -88,7 +90,7 @@ def _pick_repeatedly(
         best = tl.full([ROWS], NEVER, tl.int64)
         first = tl.zeros((), tl.int64)
         while first < longest:
-            fresh = _contenders(table, weight, start, degree, a_j, b_j, first + column)
+            fresh = _contenders(table, weight, ranks, start, degree, a_j, b_j, first + column)
             best = tl.minimum(best, tl.min(fresh, 1))
             first += WIDE
         tl.store(picks + i.to(tl.int64) * K + j, (best & (NONE - 1)).to(tl.int32), i < n)
@@ -108,7 +110,7 @@ def _count_positive(
     found = tl.zeros([ROWS], tl.int64)
     while first < longest:
         column = first + tl.arange(0, WIDE)[None, :]
-        fresh = _contenders(table, weight, start, degree, state, state, column)
+        fresh = _contenders(table, weight, None, start, degree, state, state, column)
         found += tl.sum((fresh < NEVER).to(tl.int64), 1)
         first += WIDE
     tl.store(counts + i, found, i < n)
@@ -138,7 +140,7 @@ def _write_picks(
         longest = tl.max(degree, 0)
         first = tl.zeros((), tl.int64)
         while first < longest:
-            wins = _contenders(table, weight, start, degree, state, state, first + column) < NEVER
+            wins = _contenders(table, weight, None, start, degree, state, state, first + column) < NEVER
             place = begin[:, None] + tl.cumsum(wins.to(tl.int64), 1) - 1
             tl.store(out + place, start[:, None] + first + column, wins & (place < num_edges))
             begin += tl.sum(wins.to(tl.int64), 1)
@@ -156,16 +158,18 @@ def _writing(n: int, k: int) -> dict[str, int]:
 @op
 def weighted_sample(
     indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
-    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None,
+    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None, ranks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row by weight: (sub_indptr, positions of the edges int64 ``[num_edges]``, count).
 
     Row ``i`` is column ``row_ids[i]``, or column ``i`` of a slice; it hashes as node ``row_ids[i]``. ``weight`` is
-    float32 ``[E]``; rows have fewer than 2**30 edges.
+    float32 ``[E]``; rows have fewer than 2**30 edges. Edges draw by ``ranks``, int32 ``[E]``, or by their positions in
+    their rows.
     """
     check_offsets(indptr)
     check_ids(row_ids)
     check_weights(weight)
+    check_ranks(ranks, weight)
     check_key(key)
     check_node_ids(node_ids, None if sliced else indptr.numel() - 1)
     if sliced:
@@ -185,10 +189,10 @@ def weighted_sample(
         _count_positive[grid](*rows, table, counts, n, **settings)
     elif replace or k > LANES:
         pick = _pick_repeatedly if replace else _pick_best
-        pick[grid](*rows, key, site, node_ids, table, picks, counts, n, K=k, **settings)
+        pick[grid](*rows, key, site, node_ids, ranks, table, picks, counts, n, K=k, **settings)
     else:
         few = {"K": k, "SLICED": sliced, **pick_few_settings(n)}
-        pick_few[(cdiv(n, few["ROWS"]),)](*rows, key, site, node_ids, table, picks, counts, n, **few)
+        pick_few[(cdiv(n, few["ROWS"]),)](*rows, key, site, node_ids, ranks, table, picks, counts, n, **few)
     ends = torch.cumsum(counts, 0)
     if num_edges < 0:
         num_edges = int(ends[-1])

@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 _OF_GRAPH = frozenset({Kind.STRUCTURE, Kind.FEATURE, Kind.LABEL, Kind.NODE_DATA, Kind.EDGE_DATA, Kind.HISTORY})
 DATA = frozenset({Kind.FEATURE, Kind.NODE_DATA, Kind.EDGE_DATA})
 """What rows of nodes and edges hold, but for labels."""
-_STRUCTURE = ("indptr", "indices", "ids", "whole_degrees", "positions")
+_STRUCTURE = ("indptr", "indices", "ids", "whole_degrees", "positions", "first_key", "ranks")
 
 
 @dataclass(frozen=True)

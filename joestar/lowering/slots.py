@@ -40,7 +40,8 @@ class What(enum.Enum):
 
 _ROLES = {Kind.FEATURE: What.NODE_ROWS, Kind.LABEL: What.NODE_ROWS, Kind.NODE_DATA: What.NODE_ROWS,
           Kind.EDGE_DATA: What.EDGE_ROWS, Kind.SEEDS: What.NODES}  # fmt: skip
-_STRUCTURE = {"graph.indptr": What.OFFSETS, "graph.indices": What.SOURCES}
+_STRUCTURE = {"graph.indptr": What.OFFSETS, "graph.indices": What.SOURCES, "graph.first_key": What.PLAIN,
+              "graph.ranks": What.EDGE_ROWS}  # fmt: skip
 _BEFORE = "before compile"
 TELLING, LARGE = 256, 65536
 """Sizes from the first one on are told from other numbers, if no multiple of 8 (arenas have an odd number of slots);

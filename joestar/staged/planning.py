@@ -14,6 +14,7 @@ from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
 from joestar.staged.heaviest import heaviest_steps
 from joestar.staged.host_memory import UNDER_WAY, copied_bytes, settle_host
+from joestar.staged.pure import draws_of
 from joestar.staged.several import PlanningRanks
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
@@ -110,6 +111,16 @@ class Planner:
         """Of this machine, measured when somebody asks."""
         return self._measured()
 
+    @functools.cached_property
+    def draws(self) -> list[bool]:
+        """Of the sampler's draws, in order, whether they are by weight."""
+        return draws_of(self.sampler)
+
+    @functools.cached_property
+    def by_weight(self) -> bool:
+        """Whether steps repeat draws by weight of the first stage."""
+        return any(self.draws) and (self.first_stage is None or self.first_stage.repeats)
+
     # --- what things take ---
 
     def row_dtype(self, name: str, value: Tensor) -> torch.dtype:
@@ -170,7 +181,8 @@ class Planner:
                 tables += value.shape[0] * _size(compact_dtype(value)) * count
             else:
                 bus += count * value.element_size()
-        edge = 2.0 * index + 2 * sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
+        ranks = 4 if self.by_weight else 0
+        edge = 2.0 * index + 2 * (ranks + sum(v[:1].numel() * v.element_size() for v in graph.edata.values()))
         pool = 0
         if self.own_book:
             tables, pool = tables + DeviceSlots.nbytes_of(graph.num_nodes), DeviceSlots.slot_nbytes(index)
@@ -196,7 +208,7 @@ class Planner:
             raise self._not_ahead(whole)
         in_huge_pages(self.graph)
         total, stage = self.seeds.numel(), LargeBatch() if self.first_stage is None else copy.copy(self.first_stage)
-        stage.eids = stage.empty = None
+        stage.eids, stage.empty = self.by_weight or None, None
         costs = self.costs()
         wanted = sorted({min(-(-total // (parts * self.batch)) * self.batch, total) for parts in PARTS})
         wanted = self._possible(wanted, costs)
@@ -254,7 +266,7 @@ class Planner:
 
     def under_way(self, plan: Plan) -> dict[str, int]:
         """Bytes of this process: of macro-batches on their way, and of an arena on the CPU."""
-        index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) else 0
+        index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) or self.by_weight else 0
         size = plan.nodes * (index + 8) + plan.mean_edges * (index + data) + plan.num_seeds * index
         arena = plan.memory if self.device.type == "cpu" else 0
         return {"macro-batches under way": int(UNDER_WAY * size), "arena": arena}
@@ -349,7 +361,8 @@ class Planner:
                 locked = pin(value, self.device) if self.ranks is None else self.ranks.pin(value, self.device)
                 sources[name] = Source(locked.view, dtype, host=True)
         hot = plan.hot_ids.sort().values.to(self.graph.indices.dtype)
-        return Arena(self.graph, self.device, hot, plan.cold, plan.edges, sources, self.reuse, self.own_book)
+        layout = hot, plan.cold, plan.edges
+        return Arena(self.graph, self.device, *layout, sources, self.reuse, self.own_book, self.by_weight)
 
 
 @functools.cache

@@ -54,19 +54,38 @@ def check_pure(sampler) -> None:
         raise SamplerError(f"{name}.sample gives other blocks when it is called again for the same seeds. {_INSTEAD}")
 
 
-def warn_of_weights(sampler) -> None:
-    """Warns where edges are drawn by weight in the first stage, and again, among these, in the steps."""
+def draws_of(sampler) -> list[bool]:
+    """Of every draw of fewer than all edges, in order, whether it is one by weight; as far as a few seeds show."""
     if _is_ours(sampler) and getattr(sampler, "probs", None) is None:
-        return
+        return []
     context = FirstStageContext((0, 0, 0))
     with contextlib.suppress(Exception):  # its own error: it comes again where the sampler is used
         _sampled(sampler, sampler.graph, _some_seeds(sampler.graph), context)
-    if len(context.by_weight) > 1 or any(context.by_weight):
+    return context.by_weight
+
+
+def warn_of_weights(sampler, draws: list[bool]) -> None:
+    """Warns where steps draw by weight for nodes that the first stage need not have drawn for: behind other draws,
+    which steps do not repeat."""
+    if True in draws and False in draws[: len(draws) - draws[::-1].index(True)]:
         warnings.warn(
-            f"{type(sampler).__name__} draws edges by weight, and both the first stage and the steps do: of a node for "
-            "which several calls draw, or one with replace=True, heavy edges are picked more often than their weights "
-            "say (docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Picks are those of the whole "
-            "graph without first_stage and memory, or where a single call per node draws without replacement.",
+            f"{type(sampler).__name__} draws edges by weight behind draws that are none: of a node that a step reaches "
+            "in another hop than the first stage did, heavy edges are picked more often than their weights say "
+            "(docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Picks are those of the whole graph "
+            "without first_stage and memory, or where all draws are by weight (equal ones: torch.ones(num_edges) in "
+            "graph.edata).",
+            JoestarWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_fanouts(sampler, draws: list[bool], fanouts: list[int] | None) -> None:
+    """Warns where steps draw by weight among what partitions have picked ahead, uniformly."""
+    if any(draws) and any(fanout > 0 for fanout in fanouts or ()):
+        warnings.warn(
+            f"{type(sampler).__name__} draws edges by weight among those that joestar.Partitions(ahead={fanouts}) "
+            "picks uniformly before: light edges are picked more often than their weights say. Give ahead a number of "
+            "hops, which keeps all of their edges.",
             JoestarWarning,
             stacklevel=2,
         )

@@ -23,7 +23,7 @@ from joestar.staged.hidden import hidden_widths
 from joestar.staged.partition_planning import BITS, PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
-from joestar.staged.pure import check_pure, warn_of_weights
+from joestar.staged.pure import check_pure, warn_of_fanouts, warn_of_weights
 from joestar.staged.several import PlanningRanks, check_partitions, own_threads
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
@@ -105,7 +105,7 @@ class Staging:
         else:
             refuse_tables_of(sampler)
             check_pure(sampler)
-            warn_of_weights(sampler)
+            warn_of_weights(sampler, planner.draws)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             if group is not None:
@@ -113,12 +113,14 @@ class Staging:
             empty = _page_locked if planner.device.type == "cuda" else None
             self.first_stage = LargeBatch() if first_stage is None else copy.copy(first_stage)
             self.first_stage.num_seeds, self.first_stage.empty = self.plan.num_seeds, empty
-            self.first_stage.eids = None
+            self.first_stage.eids = planner.by_weight or None
             self.sampler = over(sampler, self.arena.graph)
 
     def _over_parts(self, model, planner: Planner, first_stage: Partitions) -> None:
         """As the rest of ``__init__``, for a partition-based first stage."""
         sampler, graph = self.users_sampler, planner.graph
+        warn_of_fanouts(sampler, planner.draws, first_stage.fanouts)
+        planner.by_weight = False  # partitions are not drawn by the sampler
         refuse_tables_of(sampler)
         check_modules(model, graph)
         over_parts = partition_planner(planner, first_stage)

@@ -22,7 +22,15 @@ from torch import Tensor
 from joestar.graph_api import Graph
 from joestar.kernels import find
 from joestar.locks import synchronize
-from joestar.stages.arena_graph import Source, graph_of_slots, next_structure
+from joestar.stages.arena_graph import (
+    EdgeTensors,
+    Source,
+    edge_tensors,
+    graph_of_slots,
+    next_structure,
+    placed_edges,
+    show_edges,
+)
 from joestar.stages.device_slots import DeviceSlots, Placed
 from joestar.stages.exchange import Exchange
 from joestar.stages.loaded import Begun, Loaded, Prepared
@@ -44,6 +52,7 @@ class Arena:
         sources: node tensors by name, as ``Source``s.
         reuse: whether rows stay until others need their slots (``Slots``).
         own_book: whether the device keeps the book of slots (``DeviceSlots``), of macro-batches without history.
+        by_weight: whether the first stage draws by weight, which steps repeat (``Graph.first_key``).
 
     Attributes:
         graph: what programs are compiled on, ``H + pool`` nodes; its ``ids`` are those that the nodes in slots
@@ -55,9 +64,10 @@ class Arena:
     """
 
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, pool: int, edges: int,
-                 sources: dict[str, Source], reuse: bool = True, own_book: bool = False):  # fmt: skip
+                 sources: dict[str, Source], reuse: bool = True, own_book: bool = False,
+                 by_weight: bool = False):  # fmt: skip
         self.whole, self.device = whole, torch.device(device)
-        self.own_book, self.reuse = own_book, reuse
+        self.own_book, self.reuse, self.by_weight = own_book, reuse, by_weight
         self.sources = sources
         on_gpu = self.device.type == "cuda"
         self._stream, self._beside = (
@@ -79,7 +89,7 @@ class Arena:
         self.hot_ids, self.hot, self.pool, self.edges = hot, hot.numel(), pool, edges
         self.with_degrees, self._forget = True, False
         slots = (self.hot + pool) | 1  # no number that a program has for other reasons (``lowering.slots``)
-        graph = graph_of_slots(self.whole, self.device, slots, edges, self.sources)
+        graph = graph_of_slots(self.whole, self.device, slots, edges, self.sources, self.by_weight)
         self._next = next_structure(graph)
         book = hot.cpu(), pool, self.whole.num_nodes, self.reuse
         self.slots = DeviceSlots(*book, self.device) if self.own_book else Slots(*book)
@@ -130,7 +140,8 @@ class Arena:
         """All that loads read or write, on the device."""
         graph = self.graph
         found = [*graph.ndata.values(), *graph.edata.values(), graph.ids, graph.positions, graph.whole_degrees]
-        found += [*self._next, self._known, *(source.rows for source in self.sources.values() if not source.host)]
+        found += [graph.ranks, *self._next, self._known]
+        found += [source.rows for source in self.sources.values() if not source.host]
         found += vars(self.slots).values()
         return [tensor for tensor in found if isinstance(tensor, Tensor) and tensor.device == graph.indptr.device]
 
@@ -219,17 +230,17 @@ class Arena:
     # --- loading, beside the steps ---
 
     @torch.no_grad()
-    def prepare(self, macro: MacroBatch | Picked) -> Prepared | None:
+    def prepare(self, macro: MacroBatch | Picked, key: tuple[int, int, int] = (0, 0, 0)) -> Prepared | None:
         """Slots for a macro-batch's nodes, beside those of the one before it if there are enough; ``None`` if it has no
         room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``). Where the device keeps the book, edges
-        are looked at here, and slots are taken when it is loaded."""
+        are looked at here, and slots are taken when it is loaded. ``key``: that it was drawn with."""
         if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
-        edata = {name: self._copied(value[macro.eids]) for name, value in self.whole.edata.items()}
+        edata = {name: self._copied(value) for name, value in edge_tensors(self.whole, macro, self.by_weight)}
         if self.own_book:
             picked = Picked.of(macro) if isinstance(macro, MacroBatch) else macro
             parts = (self._copied(tensor) for tensor in (picked.indptr, picked.sources, picked.seeds))
-            return Prepared(False, *parts, edata, rows=self._copied(picked.rows))
+            return Prepared(False, *parts, edata, rows=self._copied(picked.rows), key=key)
         taken, alone = self.slots.take(macro.ids, self._new), False
         if taken is None:
             taken, alone = self.slots.take(macro.ids, self._new, alone=True), True
@@ -238,7 +249,7 @@ class Arena:
         parts = (self._copied(tensor) for tensor in (macro.indptr, macro.indices, macro.seeds))
         degrees = self._copied(self._degrees(taken.fresh)) if self.with_degrees else None
         history = None if self.exchange is None else self.exchange.prepare(macro, taken.slots, taken.turn % 2)
-        return Prepared(alone, *parts, edata, taken, degrees, history=history)
+        return Prepared(alone, *parts, edata, taken, degrees, history=history, key=key)
 
     def _new(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=self._stream is not None)
@@ -293,9 +304,10 @@ class Arena:
         moved += fresh * sum(source.row_bytes for source in self.sources.values() if source.host) + made.nbytes
         moved += 0 if made.taken is not None or begun.degrees is None else begun.degrees.nbytes
         self.slots.loaded(placed)
-        return Loaded(seeds, placed.nodes, placed.cold, fresh, made.indices.numel(), moved, edata, ready, made.history)
+        counts = placed.nodes, placed.cold, fresh, made.indices.numel(), moved
+        return Loaded(seeds, *counts, edata, ready, made.history, made.key)
 
-    def _build(self, made: Prepared, begun: Begun) -> tuple[Tensor, dict[str, Tensor], torch.cuda.Event | None]:
+    def _build(self, made: Prepared, begun: Begun) -> tuple[Tensor, EdgeTensors, torch.cuda.Event | None]:
         """All but what comes over the bus, when the macro-batch before is shown: (slots of the seeds, edge tensors)."""
         placed = begun.placed
         self._fill_near(placed.fresh, placed.fresh_slots)
@@ -303,7 +315,7 @@ class Arena:
             there = begun.degrees.to(self.device, non_blocking=True)
             self.graph.whole_degrees.data.index_copy_(0, placed.fresh_slots.long(), there)
         place_structure(begun.indptr, begun.indices, placed.rows, *self._next, table=placed.table)
-        edata = self._edge_data(made.edata, begun.indptr, placed.rows)
+        edata = placed_edges(made.edata, begun.indptr, placed.rows, self._next[0])
         seeds = torch.index_select(placed.table, 0, made.seeds.to(self.device, non_blocking=True))
         return seeds.to(self.graph.indices.dtype), edata, self._event()
 
@@ -329,19 +341,6 @@ class Arena:
             self._buffers[name] = room = None  # freed before it is replaced
             self._buffers[name] = room = tensor.new_empty(int(tensor.numel() * ROOM), device=self.device)
         return room[: tensor.numel()].copy_(tensor, non_blocking=True)
-
-    def _edge_data(self, given: dict[str, Tensor], indptr: Tensor, slots: Tensor) -> dict[str, Tensor]:
-        """Edge tensors in the order of the arena's edges."""
-        if not given:
-            return {}
-        rows = torch.repeat_interleave(indptr.diff())
-        within = torch.arange(rows.numel(), device=self.device) - indptr[rows]
-        position = self._next[0][slots.long()[rows]] + within
-        found = {}
-        for name, value in given.items():
-            value = value.to(self.device, non_blocking=True)
-            found[name] = torch.empty_like(value).index_copy_(0, position, value)
-        return found
 
     @contextlib.contextmanager
     def _on(self, stream: torch.cuda.Stream | None):
@@ -384,8 +383,7 @@ class Arena:
         graph = self.graph
         graph.indptr.copy_(self._next[0])
         graph.indices.copy_(self._next[1])
-        for name, value in loaded.edata.items():
-            graph.edata[name][: value.shape[0]].copy_(value)
+        show_edges(graph, loaded.edata, loaded.key)
         if loaded.history is not None:
             self.exchange.show(loaded.history, loaded.nodes)
         self.touched()

@@ -1,9 +1,18 @@
 """The graph whose nodes are the slots of an arena, the buffers beside it, and what its rows are read from."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from joestar.errors import GraphError
 from joestar.graph_api import Graph
+from joestar.stages.macro import MacroBatch, Picked
+
+RANKS = None
+"""Name of what edges draw by among edge tensors: none that a user can give."""
+EdgeTensors = dict[str | None, Tensor]
+"""By name."""
 
 
 class Source:
@@ -27,10 +36,10 @@ class Source:
 
 
 def graph_of_slots(
-    whole: Graph, device: torch.device, slots: int, edges: int, sources: dict[str, Source]
+    whole: Graph, device: torch.device, slots: int, edges: int, sources: dict[str, Source], by_weight: bool = False,
 ) -> Graph:  # fmt: skip
     """A part of ``whole`` with ``slots`` nodes and room for ``edges``, all zeros, on a device; with node tensors by
-    name."""
+    name, and, of parts that are drawn by weight, what their edges draw by."""
     dtype = whole.indices.dtype
     with torch.inference_mode(False), torch.device(device):
         structure = torch.zeros(slots + 1, dtype=torch.int64), torch.zeros(edges, dtype=dtype)
@@ -43,6 +52,8 @@ def graph_of_slots(
         positions = graph.ids if whole.ids is None else torch.zeros(slots, dtype=dtype)
         graph.as_part_of(whole, positions)
         graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
+        if by_weight:
+            graph.first_key, graph.ranks = torch.zeros(3, dtype=torch.int64), torch.zeros(edges, dtype=torch.int32)
     graph.name, graph.num_classes = whole.name, whole.num_classes
     graph.multilabel, graph.class_names = whole.multilabel, whole.class_names
     return graph
@@ -52,3 +63,49 @@ def next_structure(graph: Graph) -> tuple[Tensor, Tensor]:
     """The second buffer of a graph's structure."""
     with torch.inference_mode(False):
         return torch.zeros_like(graph.indptr), torch.zeros_like(graph.indices)
+
+
+# --- edge tensors ---
+
+
+def edge_tensors(whole: Graph, macro: MacroBatch | Picked, by_weight: bool) -> Iterator[tuple[str | None, Tensor]]:
+    """Of a macro-batch's edges, in its order: the graph's, by name, and what edges draw by, if ``by_weight``: their
+    positions in their rows of the whole graph."""
+    for name, value in whole.edata.items():
+        yield name, value[macro.eids]
+    if by_weight:
+        if macro.eids is None:
+            raise GraphError(
+                "the sampler draws by weight, which steps repeat, and the first stage gave a macro-batch without eids: "
+                "give them, or set repeats = False where the first stage does not draw as the sampler does."
+            )
+        rows = macro.rows if isinstance(macro, Picked) else macro.ids[: macro.num_rows]
+        first = torch.index_select(whole.indptr, 0, rows.to(torch.int64))
+        yield RANKS, (macro.eids - first.repeat_interleave(macro.indptr.diff())).to(torch.int32)
+
+
+def placed_edges(given: EdgeTensors, indptr: Tensor, slots: Tensor, placed: Tensor) -> EdgeTensors:
+    """The same on the device, in the order of the arena's edges.
+
+    Args:
+        indptr, slots: of the macro-batch's rows. placed: the arena's ``indptr``.
+    """
+    if not given:
+        return {}
+    rows = torch.repeat_interleave(indptr.diff())
+    within = torch.arange(rows.numel(), device=indptr.device) - indptr[rows]
+    position = placed[slots.long()[rows]] + within
+    found = {}
+    for name, value in given.items():
+        value = value.to(indptr.device, non_blocking=True)
+        found[name] = torch.empty_like(value).index_copy_(0, position, value)
+    return found
+
+
+def show_edges(graph: Graph, edata: EdgeTensors, key: tuple[int, int, int]) -> None:
+    """Makes them the graph's, and the key under which they were drawn, if draws are repeated."""
+    for name, value in edata.items():
+        shown = graph.ranks if name is RANKS else graph.edata[name]
+        shown[: value.shape[0]].copy_(value)
+    if graph.first_key is not None:
+        graph.first_key.copy_(torch.tensor(key, dtype=torch.int64, device="cpu"))

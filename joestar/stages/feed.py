@@ -267,8 +267,9 @@ class _Maker:
         found = []
         while waiting:
             first, last = waiting.pop()
-            macro = self.sample(self._seeds(first, last), (*self.key, index))
-            prepared = gate.prepare(self.arena, macro)
+            key = (*self.key, index)
+            macro = self.sample(self._seeds(first, last), key)
+            prepared = gate.prepare(self.arena, macro, key)
             if prepared is None:
                 waiting += self._cut(index, first, last, macro.size)
             else:

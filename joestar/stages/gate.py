@@ -40,7 +40,7 @@ class Gate:
             self._check_open()
             self._free -= 1
 
-    def prepare(self, arena: Arena, macro: MacroBatch | Picked) -> Prepared | None:
+    def prepare(self, arena: Arena, macro: MacroBatch | Picked, key: tuple[int, int, int]) -> Prepared | None:
         """``arena.prepare``, unless the gate was closed: a thread that is late must not take slots.
 
         Raises:
@@ -48,7 +48,7 @@ class Gate:
         """
         with arena.preparing:
             self._check_open()
-            return arena.prepare(macro)
+            return arena.prepare(macro, key)
 
     def take(self, arena: Arena, made: Prepared) -> bool:
         """``arena.take``, unless the gate was closed.

@@ -36,6 +36,8 @@ class LargeBatch:
     parallel edges are edges of their own. A mini-batch sampled in it picks among those. So with fanouts of -1
     mini-batches are what they would be in the whole graph, and where a hop of the sampler takes at most ``k`` edges a
     node keeps at most the sum of ``k`` over the hops that reach it: the second stage then takes nearly all there is.
+    Draws by weight are repeated in the mini-batches: the same call finds the edges that it found for the node in the
+    macro-batch, of which weights count once.
 
     A layer-dependent sampler picks a layer for all seeds together. In the macro-batch a mini-batch finds, of that
     layer, the nodes that its own seeds reach, and picks among them: importance is computed on the macro-batch's
@@ -48,7 +50,13 @@ class LargeBatch:
         empty: ``empty(n, dtype)`` gives the memory, a contiguous tensor ``[n]`` on the CPU, that ``ids``, ``indptr``,
             ``indices`` and ``eids`` are written to: pinned, or used before. ``None`` for new memory.
         hot: nodes that ``compile(memory=...)`` keeps on the device for good, 0 for none; ``None``: as many as fit.
+
+    Attributes:
+        repeats: whether mini-batches repeat draws by weight; ``False`` in a class of one's own whose ``sample`` gives
+            all edges of its rows, so that steps may draw anew.
     """
+
+    repeats = True
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joestar.stages.arena_graph import EdgeTensors
 from joestar.stages.device_slots import Placed
 from joestar.stages.exchanged import Rows
 from joestar.stages.slots import Taken
@@ -31,9 +32,10 @@ class Prepared:
 
     Attributes:
         alone: whether it must be loaded when no step reads the one before it any more.
-        indptr, indices, seeds: as the macro-batch has them, or the picked edges. edata: by name, in its order.
+        indptr, indices, seeds: as the macro-batch has them, or the picked edges. edata: in its order.
         taken: slots of its nodes, where the CPU keeps the book; degrees: of the nodes to be loaded, in the whole graph.
         rows: of the picked edges, where the device keeps the book. history: its hidden rows.
+        key: that it was drawn with.
         begun: what the device has of it already (``Arena.take``).
     """
 
@@ -41,12 +43,13 @@ class Prepared:
     indptr: Tensor
     indices: Tensor
     seeds: Tensor
-    edata: dict[str, Tensor]
+    edata: EdgeTensors
     taken: Taken | None = None
     degrees: Tensor | None = None
     rows: Tensor | None = None
     history: Rows | None = None
     begun: "Begun | None" = None
+    key: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def size(self) -> str:
@@ -68,7 +71,7 @@ class Loaded:
     Attributes:
         seeds: slots of its seeds ``[m]``, in their order; nodes, cold, fresh, edges: how many (``Taken``); bytes: that
             came over the bus.
-        ready: when the device has all of it (CUDA).
+        ready: when the device has all of it (CUDA). key: as ``Prepared``.
     """
 
     seeds: Tensor
@@ -77,6 +80,7 @@ class Loaded:
     fresh: int
     edges: int
     bytes: int
-    edata: dict[str, Tensor]
+    edata: EdgeTensors
     ready: torch.cuda.Event | None = None
     history: Rows | None = None
+    key: tuple[int, int, int] = (0, 0, 0)

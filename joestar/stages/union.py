@@ -8,19 +8,16 @@ from torch import Tensor
 from joestar.errors import GraphError, SamplerError
 from joestar.graph_api import Block, Graph, SamplingContext
 from joestar.graph_api.block import check_blocks
+from joestar.graph_api.context import FIRST_STAGE_SITE
 from joestar.graph_api.validate import check_ids
 from joestar.kernels import cpu_stages
 from joestar.locks import TRACING
 from joestar.stages.macro import MacroBatch
 
-FIRST_STAGE_SITE = 1 << 24
-"""Number of a first stage's first call site: its draws are independent of those of any step (whose sites count from 0,
-dropout's from ``1 << 20``)."""
-
 
 class FirstStageContext(SamplingContext):
-    """What the sampler of a first stage draws from; ``made`` are the blocks of its sampling calls, ``by_weight`` says
-    of those that draw by weight whether they replace.
+    """What the sampler of a first stage draws from; ``made`` are the blocks of its sampling calls, ``picks`` those of
+    them that have fewer than all edges; ``by_weight`` says of every draw whether it was one by weight.
 
     Args:
         key: (seed, epoch, index of the macro-batch).
@@ -31,22 +28,28 @@ class FirstStageContext(SamplingContext):
             raise SamplerError(f"a first stage's key is (seed, epoch, index of the macro-batch); got {key!r}.")
         super().__init__(torch.tensor(key, dtype=torch.int64, device="cpu"))
         self.site = FIRST_STAGE_SITE
+        self.by_rank = True
         self.made: list[Block] = []
+        self.picks: list[Block] = []
         self.by_weight: list[bool] = []
 
-    def note_weights(self, replace: bool) -> None:
-        """Keeps that a call draws by weight."""
-        self.by_weight.append(replace)
+    def note_draw(self, by_weight: bool) -> None:
+        """Keeps what a call draws by."""
+        self.by_weight.append(by_weight)
 
-    def note(self, block: Block) -> None:
+    def note(self, block: Block, drawn: bool) -> None:
         """Keeps the block."""
         self.made.append(block)
+        if drawn:
+            self.picks.append(block)
 
 
 def run_sampler(
     graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]
 ) -> tuple[list[Block], list[Block] | None]:
-    """(the sampler's blocks for the seeds, found to follow one another; all that its calls made, if those must do).
+    """(the sampler's blocks for the seeds, found to follow one another; all that its calls made, or all that they
+    picked besides, if those must do: blocks of unknown edges, and picks of which the sampler returns a part. Steps draw
+    among what is there, as many as in the whole graph).
 
     Raises:
         SamplerError: as ``LargeBatch.sample``.
@@ -70,10 +73,10 @@ def run_sampler(
         check_ids(block.srcs, graph.num_nodes, f"{name}.sample: block {position}.srcs", SamplerError)
     if not torch.equal(blocks[-1].dsts[: seeds.shape[0]], seeds):
         raise SamplerError(f"{name}.sample: the destinations of the last block do not begin with the seeds.")
-    if all(_knows_edges(block) for block in blocks):
-        return list(blocks), None
     known = [block for block in blocks if _knows_edges(block)]
-    return list(blocks), known + [block for block in context.made if not any(block is other for other in known)]
+    made = context.picks if len(known) == len(blocks) else context.made
+    others = [block for block in made if not any(block is other for other in known)]
+    return list(blocks), None if len(known) == len(blocks) and not others else known + others
 
 
 def union(

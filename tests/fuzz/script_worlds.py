@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import joestar
 from joestar.errors import JoestarError
 from joestar.staged.planning import Planner
-from joestar.stages import LargeBatch
 from joestar.stages.plan import Plan, Speeds
 from tests.runtime.common import FEATURES, planted_graph, pressed
 
@@ -322,7 +321,6 @@ class OverMacroBatches(Ours):
         ):
             step = joestar.compile(
                 self.model, self.sampler, self.loss, self.optimizer, memory=1 << 30, batch_size=batch,
-                first_stage=LargeBatch(2 * batch), **options,
+                first_stage=Everything(2 * batch, hops=2), **options,
             )  # fmt: skip
-        step.first_stage = Everything(2 * batch, hops=2)
         return step

@@ -9,6 +9,7 @@ import copy
 import importlib.util
 import itertools
 import random
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from unittest import mock
@@ -50,12 +51,17 @@ OWN_BOOK = 0.3
 """Share of the cases in which slots are given as on a GPU."""
 SAMPLED = 0.4
 """Share of the cases whose first stage samples; their plans have room for all that it could have picked."""
-APART = 4
+WEIGHED = re.compile(r"individual_sample\((?!-1)[^\n]*probs=|NeighborSampler\(graph, (?!\[-1\])[^\n]*probs=(?!None)")
+WEIGHED_ONES = 4
+"""What draws by weight; every so many cases have a program that does."""
+APART = 5
 """Every so many cases the two steps are captured each by itself."""
 
 
 class Everything(LargeBatch):
     """A first stage that keeps every neighbour within so many hops."""
+
+    repeats = False
 
     def __init__(self, num_seeds: int, hops: int):
         super().__init__(num_seeds)
@@ -121,7 +127,8 @@ class Tally:
     Attributes:
         cases: compared; cut: with macro-batches that were cut or loaded alone; crowded: with steps that had no room at
             all; again: with macro-batches that were made again; plain: steps compared with a plain loop; whole_runs:
-            runs compared with one to their end; sampled: with a first stage that samples; refused: title -> message.
+            runs compared with one to their end; sampled: with a first stage that samples; repeated: of these, whose
+            draws by weight steps repeat; refused: title -> message.
     """
 
     cases: int = 0
@@ -132,6 +139,7 @@ class Tally:
     plain: int = 0
     whole_runs: int = 0
     sampled: int = 0
+    repeated: int = 0
     finite: int = 0
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -175,14 +183,14 @@ class Trained:
         subject, drawn = self.subject, self.drawn
         self.optimizer = getattr(torch.optim, drawn.kind)(model.parameters(), **drawn.settings)
         number, hops = drawn.steps * drawn.batch, hops_of(subject.written)
-        stage = {"memory": 1 << 30, "first_stage": LargeBatch(number), "batch_size": drawn.batch} if self.staged else {}
+        first = LargeBatch(number) if drawn.sampled else Everything(number, hops)
+        stage = {"memory": 1 << 30, "first_stage": first, "batch_size": drawn.batch} if self.staged else {}
         step = joestar.compile(
             model, subject.sampler, subject.loss, self.optimizer, backend="eager", execution=drawn.execution,
             autocast=autocast_of(subject.written), accumulate=drawn.accumulate,
             **({"slack": 0.0, "warm_up": 1} if drawn.tight else {"warm_up": 3}), **stage,
         )  # fmt: skip
         if self.staged:
-            step.first_stage = LargeBatch(number) if drawn.sampled else Everything(number, hops)
             self.noted.append(Noted(step.first_stage))
         return step
 
@@ -246,10 +254,18 @@ def states(model, optimizer) -> dict[str, Tensor]:
 
 def written_of(case: int):
     """The program of a case: the first from a random one on that reads nothing of the whole graph; of every second
-    one, features know their ids."""
+    one, features know their ids. In every fourth case it draws by weight."""
     number = random.Random(f"staged program {case}").randrange(3000)
-    found = next(w for w in map(write, itertools.count(number)) if not any(piece in w.source for piece in WHOLE))
+    possible = (w for w in map(write, itertools.count(number)) if not any(piece in w.source for piece in WHOLE))
+    if is_weighed(case):
+        possible = (w for w in possible if WEIGHED.search(w.source) and not w.autocast)
+    found = next(possible)
     return reads_ids(found) if number % 2 else found
+
+
+def is_weighed(case) -> bool:
+    """Whether the program of a case draws by weight, and its first stage samples."""
+    return isinstance(case, int) and case % WEIGHED_ONES == 3
 
 
 def check(case: int, tally: Tally) -> list[str]:
@@ -260,6 +276,8 @@ def check(case: int, tally: Tally) -> list[str]:
         classified = written.target == "y" and "z[:" not in written.body
         drawn = Drawn(case, subjects[0].graph, classified)
         drawn.crowd(subjects[0].graph, hops_of(written))
+        if is_weighed(case):
+            drawn.sampled, drawn.accumulate = True, 1  # so that it is compared with plain PyTorch
         twins = case % APART != 0
         found = _checked(subjects[0], drawn, tally, sharing(Twins()) if twins else quick)
         if found and twins:  # unless it is a twin's fault
@@ -357,7 +375,9 @@ def plain_differences(subject: Subject, drawn: Drawn, parts: Trained, tally: Tal
     mine = own_graph(subject)
     mine.written = replace(mine.written, target="y")
     optimizer = getattr(torch.optim, drawn.kind)(mine.model.parameters(), **drawn.settings, fused=False)
-    graphs = [graph_of(mine.graph, _macro_of(parts, *step)) for step in parts.steps]
+    repeated = parts.step.arena.graph.first_key is not None
+    tally.repeated += repeated
+    graphs = [graph_of(mine.graph, *_macro_of(parts, *step), repeated) for step in parts.steps]
     found, compared, all_of_them = replayed(mine, [step for step, _ in parts.steps], graphs, optimizer)
     tally.plain += compared
     if not all_of_them or found:
@@ -371,5 +391,5 @@ def plain_differences(subject: Subject, drawn: Drawn, parts: Trained, tally: Tal
 
 
 def _macro_of(parts: Trained, step: Taken, batch: int):
-    """The macro-batch of a step, whichever of the run's first stages has made it: they are pure functions."""
+    """The macro-batch of a step, and its key, whichever of the run's first stages has made it: these are pure."""
     return Noted.joined(parts.noted).of(step, batch)

@@ -58,11 +58,11 @@ class Noted:
 
         stage.sample, stage.pick, stage.eids = noting(stage.sample), noting(stage.pick), True
 
-    def of(self, step: Taken, batch: int) -> MacroBatch | Picked:
-        """The macro-batch of a step: the smallest piece that holds its seeds; larger ones had no room."""
+    def of(self, step: Taken, batch: int) -> tuple[MacroBatch | Picked, tuple[int, int, int]]:
+        """The macro-batch of a step, and its key: the smallest piece that holds its seeds; larger ones had no room."""
         index = 0 if step.epoch < 0 else self._index(step, batch)
         found = [
-            (len(seeds), macro) for key, seeds, macro in self.given
+            (len(seeds), (macro, key)) for key, seeds, macro in self.given
             if key[1] == step.epoch and key[2] == index and any(torch.equal(s, step.seeds) for s in seeds.split(batch))
         ]  # fmt: skip
         return min(found, key=lambda pair: pair[0])[1]
@@ -77,8 +77,9 @@ class Noted:
         return next(index for index, end in enumerate(ends) if step.position < end)
 
 
-def graph_of(whole: Graph, macro: MacroBatch | Picked) -> Graph:
-    """The whole graph's nodes with the edges of a macro-batch."""
+def graph_of(whole: Graph, macro: MacroBatch | Picked, key=(0, 0, 0), repeated: bool = False) -> Graph:
+    """The whole graph's nodes with the edges of a macro-batch; draws by weight are those of its key, if ``repeated``:
+    an edge draws by its position among those of its node."""
     kept = torch.zeros(whole.num_edges, dtype=torch.bool)
     kept[macro.eids] = True
     before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
@@ -86,6 +87,10 @@ def graph_of(whole: Graph, macro: MacroBatch | Picked) -> Graph:
     part.edata.update({name: value[kept] for name, value in whole.edata.items()})
     part.ids, part.whole_degrees = whole.ids, whole.indptr.diff()
     part._whole_sizes = whole.num_nodes, whole.num_edges
+    if repeated:
+        positions = [range(degree) for degree in whole.indptr.diff().tolist()]
+        part.ranks = torch.tensor(list(itertools.chain(*positions)), dtype=torch.int32)[kept]
+        part.first_key = torch.tensor(key)
     return part
 
 

@@ -1,6 +1,6 @@
 """Captures that the same program over the whole graph and over an arena share."""
 
-from captures import quick
+from captures import OF_NODES, quick
 from torch import Tensor
 
 from joestar.lowering.capture import Captured
@@ -20,7 +20,7 @@ class Twins:
 
     def capture(self, program: Program, seeds: Tensor, labels: list[str]) -> Captured:
         """A capture, or that of a twin."""
-        key = program.kind, program.model.training, len(labels)
+        key = program.kind, program.model.training, len(labels), program.graph.first_key is None
         named = _tensors(program)
         if key not in self.made:
             made = quick(program, seeds, labels)
@@ -56,4 +56,5 @@ def _tensors(program: Program) -> dict[str, Tensor]:
     parts = (("node", graph.ndata.items()), ("edge", graph.edata.items()), ("", model.named_parameters()),
              ("", model.named_buffers()), ("sampler", vars(program.sampler).items()))  # fmt: skip
     found = {f"{kind} {name}": value for kind, named in parts for name, value in named if isinstance(value, Tensor)}
-    return found | {f"graph {name}": getattr(graph, name) for name in ("indptr", "indices", "ids", "whole_degrees")}
+    structure = {f"graph {name}": getattr(graph, name) for name in ("indptr", "indices", *OF_NODES)}
+    return found | {name: value for name, value in structure.items() if value is not None}

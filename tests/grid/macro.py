@@ -43,7 +43,7 @@ def train_macro(cell: Cell, graph: joestar.Graph, net, execution: str) -> tuple[
     losses = [loss.detach().clone() for loss in step.epoch(SEEDS, BATCH, shuffle=False)]
     assert step.traffic.macro_batches == 2
     taken = (Taken(loss, seeds, 0, at) for at, (loss, seeds) in enumerate(zip(losses, SEEDS.split(BATCH), strict=True)))
-    graphs = [graph_of(graph, noted.of(one, BATCH)) for one in taken]
+    graphs = [graph_of(graph, *noted.of(one, BATCH)) for one in taken]
     return kept_of(torch.stack(losses), net, optimizer), graphs
 
 

@@ -37,6 +37,28 @@ def test_weighted_sample_has_the_bits_of_the_reference(ids, replace, k, any_thre
                 assert same(got, reference.weighted_sample(*args, bound))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    degrees=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    k=st.integers(1, 6),
+    replace=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_a_part_of_the_edges_that_holds_the_picks_has_the_same_ones(degrees, k, replace, seed):
+    """Drawn by their positions in all of them."""
+    indptr = torch.cumsum(torch.tensor([0, *degrees]), 0)
+    weight, rows, count = make_weights(int(indptr[-1]), seed), torch.arange(len(degrees)), torch.tensor(len(degrees))
+    sub, picked, _ = reference.weighted_sample(indptr, weight, rows, count, False, k, replace, KEY, seed, -1)
+    kept = torch.rand(weight.numel(), generator=torch.Generator().manual_seed(seed)) < 0.3
+    kept[picked] = True
+    ranks = torch.cat([torch.arange(degree) for degree in degrees]).to(torch.int32)[kept]
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
+    args = (before[indptr], weight[kept], rows, count, False, k, replace, KEY, seed, -1, None, ranks)
+    for sample in (cpu.weighted_sample, reference.weighted_sample):
+        again, found, _ = sample(*args)
+        assert torch.equal(again, sub) and torch.equal(torch.nonzero(kept).flatten()[found], picked)
+
+
 def test_equal_weights_and_a_hub(any_threads):
     indptr, _ = random_csc(40, 90, mean=200)
     nodes = torch.arange(40)
@@ -93,6 +115,8 @@ def test_wrong_inputs_are_refused():
         cpu.weighted_sample(indptr, weight[:1], node, one, False, *draws)
     with pytest.raises(ValueError, match="one row id per row"):
         cpu.weighted_sample(indptr, weight, torch.tensor([0, 1]), one, True, *draws)
+    with pytest.raises(ValueError, match=r"ranks int32 \[2\], got torch.int32 \[1\]"):
+        cpu.weighted_sample(indptr, weight, node, one, False, *draws, None, torch.zeros(1, dtype=torch.int32))
     with pytest.raises(ValueError, match="one weight per node, 3"):
         cpu.collective_sample(indptr, torch.tensor([0, 1]), weight, 3, 1, KEY, 0)
     with pytest.raises(ValueError, match="node ids of one dtype"):

@@ -48,6 +48,9 @@ def _weighted_sample(_, ids):
                     yield Sample(f"{name}, sliced={sliced} k={k} replace={replace} bound={bound}", (*args, bound), True)
                 named = (*args, demand + 1, other_ids(q.graph.num_dst, ids))
                 yield Sample(f"{name}, sliced={sliced} k={k} replace={replace}, other ids", named, True)
+                ranks = torch.arange(weight.numel(), dtype=torch.int32).flip(0) * 3
+                ranked = (*args, demand + 1, None if k % 2 else named[-1], ranks)
+                yield Sample(f"{name}, sliced={sliced} k={k} replace={replace}, ranks", ranked, True)
 
 
 def _collective_sample(_, ids):
@@ -92,6 +95,7 @@ OPS = {
             ((TINY[0], _ONES[:, None], *ONE, *_DRAWS), r"weights float32 \[n\], got torch.float32 \[1, 1\]"),
             ((TINY[0], _ONES, torch.tensor([0, 0]), ONE[1], True, *_DRAWS[1:]), "one row id per row"),
             ((TINY[0], _ONES, *ONE, *_DRAWS[:3], torch.tensor([1]), 0, -1), "key: expected an int64 tensor of 3"),
+            ((TINY[0], _ONES, *ONE, *_DRAWS, None, torch.tensor([0])), r"ranks int32 \[1\], got torch.int64"),
         ),
     ),
     "collective_sample": Op(

@@ -16,6 +16,8 @@ NODES, EDGES, BATCH = 300, 900, 16
 class Whole(LargeBatch):
     """A first stage that keeps every neighbour, so that mini-batches are those of the whole graph."""
 
+    repeats = False
+
     def sample(self, graph, sampler, seeds, key):
         return super().sample(graph, joestar.NeighborSampler(graph, [-1, -1]), seeds, key)
 

@@ -1,6 +1,7 @@
 """Training over partitions: models of the user's own, and what is refused."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -110,6 +111,31 @@ def test_edge_data_do_not_travel_yet(graph, parts):
     other.train_idx = graph.train_idx
     with pytest.raises(ConfigError, match=r"edge data \(w\) do not travel with partitions yet"):
         compiled(other, stage_of(parts))
+
+
+class ByDegree(joestar.NeighborSampler):
+    def sample(self, graph, seeds):
+        blocks = []
+        for fanout in self.fanouts:
+            columns = graph[:, seeds]
+            weights = columns.apply_edges(joestar.fn.copy_u(graph.in_degrees().float()[:, None] + 1))[:, 0]
+            blocks.append(columns.individual_sample(fanout, slice_probs=weights))
+            seeds = blocks[-1].srcs
+        return blocks[::-1]
+
+
+@pytest.mark.parametrize("ahead", [None, 2, [3, -1], [-1, -1]])
+def test_picks_by_weight_behind_picks_ahead_are_warned_of(graph, parts, ahead):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model, sampler = TwoLayers([0]).double(), ByDegree(graph, [2, 2])
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        joestar.compile(
+            model, sampler, torch.nn.functional.cross_entropy, sgd, backend="eager", warm_up=2, memory="64MiB",
+            batch_size=BATCH, first_stage=stage_of(parts, ahead=ahead),
+        )  # fmt: skip
+    warned = [one for one in said if "picks uniformly before" in str(one.message)]
+    assert len(warned) == (ahead == [3, -1]), [str(one.message) for one in said]
 
 
 CHANGED = {

@@ -200,20 +200,32 @@ class Twice(Weighing):
     calls = 2
 
 
+class Behind(Weighing):
+    """The other way round: only calls behind the first draw by weight."""
+
+    def sample(self, graph, seeds):
+        first, *others = self.fanouts
+        blocks = [graph[:, seeds].individual_sample(first)]
+        for fanout in others:
+            blocks.append(graph[:, blocks[-1].srcs].individual_sample(fanout, "w"))
+        return blocks[::-1]
+
+
 @pytest.mark.parametrize(
     ("make", "warned"),
     [
         (lambda graph: joestar.NeighborSampler(graph, [3, 3]), False),
         (lambda graph: joestar.NeighborSampler(graph, [-1, -1], probs="w"), False),
         (lambda graph: Weighing(graph, [3, 3]), False),
-        (lambda graph: Weighing(graph, [3, 3], replace=True), True),
-        (lambda graph: Twice(graph, [3, 3]), True),
-        (lambda graph: joestar.NeighborSampler(graph, [3, 3], probs="w"), True),
+        (lambda graph: Twice(graph, [3, 3]), False),
+        (lambda graph: joestar.NeighborSampler(graph, [3, 3], probs="w"), False),
+        (lambda graph: Behind(graph, [3, 3]), True),
+        (lambda graph: Behind(graph, [3, -1]), False),
     ],
-    ids=["uniform", "all", "one call", "with replacement", "two calls", "of ours"],
+    ids=["uniform", "all", "first call", "both calls", "of ours", "second call", "all in the second call"],
 )
-def test_picks_by_weight_in_both_stages_are_warned_of(graph, planned, make, warned):
-    """Heavy edges are then more likely than their weights say."""
+def test_picks_by_weight_behind_others_are_warned_of(graph, planned, make, warned):
+    """Steps may then draw for nodes for which the first stage did not: heavy edges count twice."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         compiled(graph, True, sampler=make(graph))

@@ -59,12 +59,9 @@ def step_of(graph, staged, more=None, sampler=None, loss=F.cross_entropy, execut
     torch.manual_seed(1)
     net = joestar.nn.GraphSAGE(8, 6, 2, 4) if more is None else Net(more)
     sampler = joestar.NeighborSampler(graph, [3, 3], seed=5) if sampler is None else sampler(graph)
-    stage = {"memory": "1GiB"} if staged else {}
+    stage = {"memory": "1GiB", "first_stage": Whole(48)} if staged else {}
     adam = torch.optim.Adam(net.parameters(), 0.01)
-    step = joestar.compile(net, sampler, loss, adam, backend="eager", warm_up=4, execution=execution, **stage)
-    if staged:
-        step.first_stage = Whole(48)
-    return step
+    return joestar.compile(net, sampler, loss, adam, backend="eager", warm_up=4, execution=execution, **stage)
 
 
 def trained(step, graph, predicts):

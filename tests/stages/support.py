@@ -3,8 +3,8 @@
 import torch
 
 from joestar.graph_api import Block, Graph, SamplingContext
+from joestar.graph_api.context import FIRST_STAGE_SITE
 from joestar.stages.macro import MacroBatch
-from joestar.stages.union import FIRST_STAGE_SITE
 
 
 def random_graph(nodes: int = 60, degree: int = 6, seed: int = 0, dtype=torch.int32) -> Graph:

@@ -12,12 +12,13 @@ import torch
 from joestar import _native
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
+from joestar.graph_api.context import FIRST_STAGE_SITE
 from joestar.kernels.cpu_stages import in_huge_pages
 from joestar.kernels.dropout import DROPOUT_SITE
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages import LargeBatch, check_macro_batch
 from joestar.stages.macro import Picked
-from joestar.stages.union import FIRST_STAGE_SITE, run_sampler, union
+from joestar.stages.union import run_sampler, union
 from stages.support import Layers, TwoKinds, Whole, blocks_of, fields, random_graph, reference
 
 KEY = (7, 3, 2)

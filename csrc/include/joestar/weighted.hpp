@@ -11,14 +11,19 @@ namespace joestar {
 
 constexpr std::int64_t kWeightedGrain = 64;  // rows per block of work
 
-// Edge weights of the graph or slice that `rows` refer to.
+// Edge weights of the graph or slice that `rows` refer to, and what every edge draws by: of a part of a graph, its
+// position in the row of the whole one; its position here if there is none.
 template <IdType Id>
 struct WeightedRows {
   SampleRows<Id> rows;
   std::span<const float> weight;
   Fanout fanout;
+  std::span<const std::int32_t> rank = {};
 
   JOESTAR_INLINE const float* weights(std::int64_t i) const { return weight.data() + rows.start(i); }
+  JOESTAR_INLINE const std::int32_t* ranks(std::int64_t i) const {
+    return rank.empty() ? nullptr : rank.data() + rows.start(i);
+  }
 };
 
 namespace detail {
@@ -42,11 +47,22 @@ std::int64_t weighted_picks(const WeightedRows<Id>& task, std::int64_t i) {
   return std::min(k, count_weights(task.weights(i), degree, k));
 }
 
+// The random words of edges that draw by ranks.
+JOESTAR_CLONES inline void row_words(std::uint32_t a, std::uint32_t b, const std::int32_t* rank, std::int64_t degree,
+                                     std::uint32_t* JOESTAR_RESTRICT word) {
+  for (std::int64_t p = 0; p < degree; ++p) word[p] = draw(a, b, static_cast<std::uint32_t>(rank[p]));
+}
+
 JOESTAR_CLONES inline void row_keys(RaceTable table, std::uint32_t a, std::uint32_t b, const float* weight,
                                     std::int64_t degree, std::int64_t* JOESTAR_RESTRICT key) {
   for (std::int64_t p = 0; p < degree; ++p) {
     key[p] = race_key(table, draw(a, b, static_cast<std::uint32_t>(p)), weight[p]);
   }
+}
+
+JOESTAR_CLONES inline void row_keys_of(RaceTable table, const std::uint32_t* word, const float* weight,
+                                       std::int64_t degree, std::int64_t* JOESTAR_RESTRICT key) {
+  for (std::int64_t p = 0; p < degree; ++p) key[p] = race_key(table, word[p], weight[p]);
 }
 
 JOESTAR_CLONES inline void row_weight_logs(RaceTable table, const float* weight, std::int64_t degree,
@@ -67,16 +83,31 @@ JOESTAR_CLONES inline std::int64_t race_again(RaceTable table, std::uint32_t a, 
   return best;
 }
 
+// As `race_again`, of edges that draw by ranks.
+JOESTAR_CLONES inline std::int64_t race_again_of(RaceTable table, const std::uint32_t* word, const std::int64_t* log,
+                                                 std::int64_t degree, std::int64_t* JOESTAR_RESTRICT key) {
+  std::int64_t best = kNever;
+  for (std::int64_t p = 0; p < degree; ++p) {
+    const std::int64_t time = race_time(table, word[p]);
+    key[p] = log[p] == kNever ? kNever : time - log[p];
+    best = std::min(best, key[p]);
+  }
+  return best;
+}
+
 constexpr std::int64_t kRaceLanes = 16;  // keys are padded to whole vectors
 
 // Memory for the longest row so far.
 struct RaceScratch {
   std::vector<std::int64_t> key, other;
+  std::vector<std::uint32_t> word;  // of ranks
 
-  void reserve(std::int64_t degree) {
-    if (static_cast<std::int64_t>(key.size()) >= degree + kRaceLanes) return;
-    key.resize(static_cast<std::size_t>(degree + kRaceLanes));
-    other.resize(static_cast<std::size_t>(degree + kRaceLanes));
+  void reserve(std::int64_t degree, bool ranked) {
+    const auto size = static_cast<std::size_t>(degree + kRaceLanes);
+    if (ranked && word.size() < size) word.resize(size);
+    if (key.size() >= size) return;
+    key.resize(size);
+    other.resize(size);
   }
 };
 
@@ -138,12 +169,19 @@ template <IdType Id, class Emit>
 void race_with_replacement(const WeightedRows<Id>& task, RaceTable table, HashState state, std::int64_t i,
                            std::int64_t slots, RaceScratch& scratch, Emit&& emit) {
   const std::int64_t degree = task.rows.degree(i);
+  const std::int32_t* rank = task.ranks(i);
   row_weight_logs(table, task.weights(i), degree, scratch.other.data());
+  std::int64_t* key = scratch.key.data();
   for (std::int64_t j = 0; j < slots; ++j) {
     HashState pick = state;
     pick.absorb(static_cast<std::uint32_t>(j));
-    const std::int64_t* key = scratch.key.data();
-    const std::int64_t best = race_again(table, pick.a, pick.b, scratch.other.data(), degree, scratch.key.data());
+    std::int64_t best;
+    if (rank == nullptr) {
+      best = race_again(table, pick.a, pick.b, scratch.other.data(), degree, key);
+    } else {
+      row_words(pick.a, pick.b, rank, degree, scratch.word.data());
+      best = race_again_of(table, scratch.word.data(), scratch.other.data(), degree, key);
+    }
     emit(std::find(key, key + degree, best) - key);
   }
 }
@@ -155,7 +193,8 @@ void race_row(const WeightedRows<Id>& task, RaceTable table, HashState key, std:
   const std::int64_t degree = task.rows.degree(i), k = task.fanout.k;
   const float* weight = task.weights(i);
   const HashState state = row_state(key, task.rows.key(i));
-  scratch.reserve(degree);
+  const std::int32_t* rank = task.ranks(i);
+  scratch.reserve(degree, rank != nullptr);
   if (task.fanout.replace && k >= 0) return race_with_replacement(task, table, state, i, slots, scratch, emit);
   if (k < 0 || count_weights(weight, degree, k + 1) <= k) {
     for (std::int64_t p = 0; p < degree && slots > 0; ++p) {
@@ -165,7 +204,12 @@ void race_row(const WeightedRows<Id>& task, RaceTable table, HashState key, std:
     }
     return;
   }
-  row_keys(table, state.a, state.b, weight, degree, scratch.key.data());
+  if (rank == nullptr) {
+    row_keys(table, state.a, state.b, weight, degree, scratch.key.data());
+  } else {
+    row_words(state.a, state.b, rank, degree, scratch.word.data());
+    row_keys_of(table, scratch.word.data(), weight, degree, scratch.key.data());
+  }
   take_smallest(scratch, degree, k, slots, emit);
 }
 

@@ -41,7 +41,7 @@ def _first_of_rows(key: Tensor, row: Tensor, num_rows: int) -> Tensor:
 
 def weighted_sample(
     indptr: Tensor, weight: Tensor, row_ids: Tensor, row_count: Tensor, sliced: bool, k: int, replace: bool,
-    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None,
+    key: Tensor, site: int, num_edges: int, node_ids: Tensor | None = None, ranks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Up to ``k`` edges of every row by weight: (sub_indptr, positions of the edges int64 ``[num_edges]``, count).
 
@@ -51,6 +51,8 @@ def weighted_sample(
 
     Args:
         weight: float32 ``[E]``, one per edge of (indptr); k: -1 takes every edge of positive weight.
+        ranks: int32 ``[E]``, what every edge draws by; ``None`` for its position in its row. A part of a row whose
+            ranks are positions in the whole one has the whole one's picks, if it holds them.
     """
     num_rows, device = row_ids.numel(), indptr.device
     rows = torch.arange(num_rows, device=device) if sliced else row_ids.to(torch.int64)
@@ -60,28 +62,29 @@ def weighted_sample(
     rank = torch.arange(row.numel(), device=device) - start[row]
     position = indptr[rows][row] + rank
     a, b = (lane[row] for lane in row_state(key_state(key, site), hashed(row_ids, node_ids)))
-    weight = weight[position]
+    weight, drawn = weight[position], rank if ranks is None else ranks[position].to(rank.dtype)
     if replace and k >= 0:
-        draws = [race_key(draw(*absorb(a, b, j), rank), weight) for j in range(k)]
+        draws = [race_key(draw(*absorb(a, b, j), drawn), weight) for j in range(k)]
         picks = [_first_of_rows(keys, row, num_rows) for keys in draws]
         picked = torch.stack(picks, 1) if picks else row.new_empty(num_rows, 0)
         won = picked < row.numel()
         picked, picked_degrees = position[picked[won]], won.sum(1)
     else:
-        won = winners(race_key(draw(a, b, rank), weight), row, start, k)
+        won = winners(race_key(draw(a, b, drawn), weight), row, start, k)
         picked = position[won]
         picked_degrees = torch.zeros_like(degrees).index_add(0, row, won.long())
     sub, count = offsets(picked_degrees, num_edges)
     return sub, fitted(picked, num_edges), count
 
 
-def _fake(indptr, weight, row_ids, row_count, sliced, k, replace, key, site, num_edges, node_ids=None):
+def _fake(indptr, weight, row_ids, row_count, sliced, k, replace, key, site, num_edges, node_ids=None, ranks=None):
     sub_indptr = indptr.new_empty((row_ids.shape[0] + 1,))
     return sub_indptr, indptr.new_empty((shapes.bound(num_edges),)), shapes.count(indptr)
 
 
 define_structural(
     "weighted_sample(Tensor indptr, Tensor weight, Tensor row_ids, Tensor row_count, bool sliced, "
-    f"{DRAWS}, SymInt num_edges, {HASHED}) -> (Tensor, Tensor, Tensor)", weighted_sample, fake=_fake,
+    f"{DRAWS}, SymInt num_edges, {HASHED}, Tensor? ranks=None) -> (Tensor, Tensor, Tensor)",
+    weighted_sample, fake=_fake,
     cpu="cpu_weighted", cuda="gpu_weighted", makes=Makes("num_edges", rows="row_ids"), padded_ids="graph",
 )  # fmt: skip

@@ -91,6 +91,7 @@ def structure(ids: torch.dtype) -> None:
         gpu.weighted_sample(INDPTR, weight, dsts, COUNT, True, *draws, EDGES)
         gpu.sample_cols(INDPTR, indices, dsts, COUNT, *draws, EDGES, dsts)
         gpu.weighted_sample(INDPTR, weight, dsts, COUNT, False, *draws, EDGES, dsts)
+        gpu.weighted_sample(INDPTR, weight, dsts, COUNT, False, *draws, EDGES, dsts, weight.to(torch.int32))
     gpu.weighted_sample(INDPTR, weight, dsts, COUNT, True, 40, False, KEY, 0, EDGES)  # more than lanes of a warp
     gpu.compact(dsts, COUNT, INDPTR, indices, NODES, EDGES)
     gpu.collective_sample(INDPTR, indices, weight[:NODES], NODES, 512, KEY, 0)
