@@ -36,6 +36,7 @@ class Block(Computation):
         self._eids = eids
         self._frames: dict[str, Gathered] = {}
         self._looped = False
+        self._kept_of: Block | None = None
 
     @property
     def eids(self) -> Tensor:
@@ -138,6 +139,7 @@ class Block(Computation):
         indptr, rest = self._positions(kept)
         eids = None if self._eids is None else lambda: rows_at(self.eids, rest)
         made = Block(indptr, rows_at(self.indices, rest), self.srcs, self.dsts, self.graph, eids)
+        made._kept_of = self
         return carry(self, made, rows_of(rest))
 
     def _check_mask(self, kept) -> None:

@@ -230,7 +230,7 @@ class Columns(Computation):
         if k != -1:
             context.note_draw(by_weight=True)
         size = context.next_size("sample")
-        key, site, drawn = self._drawn_by(direct)
+        key, site, drawn = (context.key, context.next_site(), {}) if k == -1 else self._drawn_by(direct)
         sub, picked, _ = torch.ops.joestar.weighted_sample(
             indptr, weight, self.dsts, self.dst_count, not direct, k, replace, key, site, size,
             **self._hashed(), **drawn,

@@ -114,7 +114,7 @@ class Planner:
     @functools.cached_property
     def draws(self) -> list[bool]:
         """Of the sampler's draws, in order, whether they are by weight."""
-        return draws_of(self.sampler)
+        return draws_of(self.sampler, self.every[: self.batch])
 
     @functools.cached_property
     def by_weight(self) -> bool:
@@ -181,14 +181,16 @@ class Planner:
                 tables += value.shape[0] * _size(compact_dtype(value)) * count
             else:
                 bus += count * value.element_size()
-        ranks = 4 if self.by_weight else 0
-        edge = 2.0 * index + 2 * (ranks + sum(v[:1].numel() * v.element_size() for v in graph.edata.values()))
+        data = (4 if self.by_weight else 0) + sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
+        loading = 4.0 + (data + 16 if data else 0)  # that, and where it is to go (``placed_edges``)
         pool = 0
         if self.own_book:
             tables, pool = tables + DeviceSlots.nbytes_of(graph.num_nodes), DeviceSlots.slot_nbytes(index)
         fixed = {"tables": tables, "step": self.workspace()}
         known = index if graph.ids is None else 2 * index
-        return Costs(fixed, slot + known + 8 + CLAIMS.get(self.device.type, 0), edge, bus, pool, self.own_book)
+        slot += known + 8 + CLAIMS.get(self.device.type, 0)
+        edge = 2.0 * (index + data)
+        return Costs(fixed, slot, edge, bus, pool, self.own_book, loading_edge=loading)
 
     def _narrow(self, value: Tensor) -> bool:
         return value[:1].numel() * value.element_size() <= NARROW
@@ -267,6 +269,7 @@ class Planner:
     def under_way(self, plan: Plan) -> dict[str, int]:
         """Bytes of this process: of macro-batches on their way, and of an arena on the CPU."""
         index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) or self.by_weight else 0
+        data += 24 if self.by_weight else 0  # what edges draw by, while it is found
         size = plan.nodes * (index + 8) + plan.mean_edges * (index + data) + plan.num_seeds * index
         arena = plan.memory if self.device.type == "cpu" else 0
         return {"macro-batches under way": int(UNDER_WAY * size), "arena": arena}

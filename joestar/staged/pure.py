@@ -1,6 +1,5 @@
 """Samplers with a state of their own: the first stage and the steps call them apart, and would draw apart."""
 
-import contextlib
 import io
 import pickle
 import random
@@ -54,26 +53,25 @@ def check_pure(sampler) -> None:
         raise SamplerError(f"{name}.sample gives other blocks when it is called again for the same seeds. {_INSTEAD}")
 
 
-def draws_of(sampler) -> list[bool]:
-    """Of every draw of fewer than all edges, in order, whether it is one by weight; as far as a few seeds show."""
+def draws_of(sampler, seeds: Tensor) -> list[bool]:
+    """Of every draw of fewer than all edges, in order, whether it is one by weight; ``seeds``: that can be sampled."""
     if _is_ours(sampler) and getattr(sampler, "probs", None) is None:
         return []
     context = FirstStageContext((0, 0, 0))
-    with contextlib.suppress(Exception):  # its own error: it comes again where the sampler is used
-        _sampled(sampler, sampler.graph, _some_seeds(sampler.graph), context)
+    _sampled(sampler, sampler.graph, seeds, context)
     return context.by_weight
 
 
 def warn_of_weights(sampler, draws: list[bool]) -> None:
-    """Warns where steps draw by weight for nodes that the first stage need not have drawn for: behind other draws,
-    which steps do not repeat."""
-    if True in draws and False in draws[: len(draws) - draws[::-1].index(True)]:
+    """Warns where some draws are by weight, which steps repeat, and others are none, which they do not: what either
+    kind has picked for a node is there for the other."""
+    if any(draws) and not all(draws):
         warnings.warn(
-            f"{type(sampler).__name__} draws edges by weight behind draws that are none: of a node that a step reaches "
-            "in another hop than the first stage did, heavy edges are picked more often than their weights say "
-            "(docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Picks are those of the whole graph "
-            "without first_stage and memory, or where all draws are by weight (equal ones: torch.ones(num_edges) in "
-            "graph.edata).",
+            f"{type(sampler).__name__} draws edges by weight in some calls, and not in others: of a node for which "
+            "both draw, heavy edges are picked more often than they should be, in either "
+            "(docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Let all of them draw by weight, by "
+            "equal ones where there are none: graph.edata['one'] = torch.ones(graph.num_edges). Without first_stage "
+            "and memory picks are right in any case.",
             JoestarWarning,
             stacklevel=2,
         )

@@ -120,7 +120,6 @@ class Staging:
         """As the rest of ``__init__``, for a partition-based first stage."""
         sampler, graph = self.users_sampler, planner.graph
         warn_of_fanouts(sampler, planner.draws, first_stage.fanouts)
-        planner.by_weight = False  # partitions are not drawn by the sampler
         refuse_tables_of(sampler)
         check_modules(model, graph)
         over_parts = partition_planner(planner, first_stage)
@@ -163,6 +162,7 @@ def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPla
             f"edge data ({', '.join(planner.graph.edata)}) do not travel with partitions yet: take joestar.LargeBatch, "
             "or remove what is not needed from graph.edata."
         )
+    planner.by_weight = False  # partitions are not drawn by the sampler
     stage = first_stage.prepare(planner.graph, planner.every.unique())
     widths = hidden_widths(planner.model, planner.sampler, planner.every, planner.autocast)
     hops, within = len(widths) + 1, first_stage.fanouts

@@ -230,10 +230,13 @@ class Arena:
     # --- loading, beside the steps ---
 
     @torch.no_grad()
-    def prepare(self, macro: MacroBatch | Picked, key: tuple[int, int, int] = (0, 0, 0)) -> Prepared | None:
+    def prepare(self, macro: MacroBatch | Picked, key: tuple[int, int, int] | None = None) -> Prepared | None:
         """Slots for a macro-batch's nodes, beside those of the one before it if there are enough; ``None`` if it has no
         room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``). Where the device keeps the book, edges
-        are looked at here, and slots are taken when it is loaded. ``key``: that it was drawn with."""
+        are looked at here, and slots are taken when it is loaded. ``key``: that it was drawn with,
+        which may be left out if nothing was drawn ``by_weight``."""
+        if self.by_weight and key is None:
+            raise ValueError("a macro-batch that was drawn by weight: its key is needed")
         if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
         edata = {name: self._copied(value) for name, value in edge_tensors(self.whole, macro, self.by_weight)}

@@ -81,7 +81,8 @@ def edge_tensors(whole: Graph, macro: MacroBatch | Picked, by_weight: bool) -> I
             )
         rows = macro.rows if isinstance(macro, Picked) else macro.ids[: macro.num_rows]
         first = torch.index_select(whole.indptr, 0, rows.to(torch.int64))
-        yield RANKS, (macro.eids - first.repeat_interleave(macro.indptr.diff())).to(torch.int32)
+        first = first.repeat_interleave(macro.indptr.diff(), output_size=macro.num_edges)
+        yield RANKS, (macro.eids - first).to(torch.int32)
 
 
 def placed_edges(given: EdgeTensors, indptr: Tensor, slots: Tensor, placed: Tensor) -> EdgeTensors:
@@ -92,9 +93,10 @@ def placed_edges(given: EdgeTensors, indptr: Tensor, slots: Tensor, placed: Tens
     """
     if not given:
         return {}
-    rows = torch.repeat_interleave(indptr.diff())
-    within = torch.arange(rows.numel(), device=indptr.device) - indptr[rows]
-    position = placed[slots.long()[rows]] + within
+    number = next(iter(given.values())).shape[0]
+    shift = torch.index_select(placed, 0, slots.to(torch.int64)) - indptr[:-1]  # of every row
+    position = torch.arange(number, device=indptr.device)
+    position += shift.repeat_interleave(indptr.diff(), output_size=number)
     found = {}
     for name, value in given.items():
         value = value.to(indptr.device, non_blocking=True)
@@ -102,10 +104,10 @@ def placed_edges(given: EdgeTensors, indptr: Tensor, slots: Tensor, placed: Tens
     return found
 
 
-def show_edges(graph: Graph, edata: EdgeTensors, key: tuple[int, int, int]) -> None:
+def show_edges(graph: Graph, edata: EdgeTensors, key: tuple[int, int, int] | None) -> None:
     """Makes them the graph's, and the key under which they were drawn, if draws are repeated."""
     for name, value in edata.items():
         shown = graph.ranks if name is RANKS else graph.edata[name]
         shown[: value.shape[0]].copy_(value)
     if graph.first_key is not None:
-        graph.first_key.copy_(torch.tensor(key, dtype=torch.int64, device="cpu"))
+        graph.first_key.copy_(torch.tensor(key, dtype=torch.int64, device="cpu"), non_blocking=True)

@@ -49,7 +49,7 @@ class Prepared:
     rows: Tensor | None = None
     history: Rows | None = None
     begun: "Begun | None" = None
-    key: tuple[int, int, int] = (0, 0, 0)
+    key: tuple[int, int, int] | None = None
 
     @property
     def size(self) -> str:
@@ -83,4 +83,4 @@ class Loaded:
     edata: EdgeTensors
     ready: torch.cuda.Event | None = None
     history: Rows | None = None
-    key: tuple[int, int, int] = (0, 0, 0)
+    key: tuple[int, int, int] | None = None

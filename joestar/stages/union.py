@@ -1,6 +1,7 @@
 """The union of what any sampler draws for many seeds."""
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -47,9 +48,9 @@ class FirstStageContext(SamplingContext):
 def run_sampler(
     graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]
 ) -> tuple[list[Block], list[Block] | None]:
-    """(the sampler's blocks for the seeds, found to follow one another; all that its calls made, or all that they
-    picked besides, if those must do: blocks of unknown edges, and picks of which the sampler returns a part. Steps draw
-    among what is there, as many as in the whole graph).
+    """(the sampler's blocks for the seeds, found to follow one another; what has to be in the union instead of their
+    edges, if these will not do: all that its calls made, for a block whose edges are not known; picks of which it
+    returns a part, of which steps draw as many; and all picks, if steps repeat them).
 
     Raises:
         SamplerError: as ``LargeBatch.sample``.
@@ -74,7 +75,12 @@ def run_sampler(
     if not torch.equal(blocks[-1].dsts[: seeds.shape[0]], seeds):
         raise SamplerError(f"{name}.sample: the destinations of the last block do not begin with the seeds.")
     known = [block for block in blocks if _knows_edges(block)]
-    made = context.picks if len(known) == len(blocks) else context.made
+    if len(known) < len(blocks):
+        made = context.made
+    elif context.by_weight and all(context.by_weight):
+        made = context.picks
+    else:
+        made = [block for returned in blocks for block in _kept_of(returned)]
     others = [block for block in made if not any(block is other for other in known)]
     return list(blocks), None if len(known) == len(blocks) and not others else known + others
 
@@ -104,6 +110,13 @@ def union(
     if made is not None:
         _check_found(blocks, macro, name)
     return macro
+
+
+def _kept_of(block: Block) -> Iterator[Block]:
+    """The blocks of which it is what was kept."""
+    while block._kept_of is not None:
+        block = block._kept_of
+        yield block
 
 
 def _knows_edges(block: Block) -> bool:

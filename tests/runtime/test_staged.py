@@ -216,7 +216,7 @@ class Behind(Weighing):
     [
         (lambda graph: joestar.NeighborSampler(graph, [3, 3]), False),
         (lambda graph: joestar.NeighborSampler(graph, [-1, -1], probs="w"), False),
-        (lambda graph: Weighing(graph, [3, 3]), False),
+        (lambda graph: Weighing(graph, [3, 3]), True),
         (lambda graph: Twice(graph, [3, 3]), False),
         (lambda graph: joestar.NeighborSampler(graph, [3, 3], probs="w"), False),
         (lambda graph: Behind(graph, [3, 3]), True),
@@ -224,8 +224,8 @@ class Behind(Weighing):
     ],
     ids=["uniform", "all", "first call", "both calls", "of ours", "second call", "all in the second call"],
 )
-def test_picks_by_weight_behind_others_are_warned_of(graph, planned, make, warned):
-    """Steps may then draw for nodes for which the first stage did not: heavy edges count twice."""
+def test_picks_by_weight_beside_others_are_warned_of(graph, planned, make, warned):
+    """What either kind of draw has picked for a node is there for the other: heavy edges are too likely."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         compiled(graph, True, sampler=make(graph))

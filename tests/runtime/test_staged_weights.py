@@ -6,10 +6,11 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import joestar
 from joestar import fn
-from joestar.errors import StageError
+from joestar.errors import JoestarWarning, StageError
 from joestar.staged.step import borders
 from joestar.stages import LargeBatch
 from joestar.stages.union import FirstStageContext
@@ -154,24 +155,49 @@ class Picked(torch.nn.Module):
         return blocks[-1].pull(fn.copy_e(blocks[-1].edata["w"][:, None]), "sum") + 0 * x[: blocks[-1].num_dst, :1]
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_edges_are_picked_as_often_as_their_weights_say(monkeypatch, replace):
-    """By counting, of nodes that are drawn for in both hops: of six edges of weights 1 to 6."""
-    nodes, calls = 40, 150
+def counted(monkeypatch, make, nodes=40, calls=150) -> tuple[Tensor, int]:
+    """How often edges of weights 1 to 6 are picked, of nodes that have one of each; the number of picks.
+
+    Args:
+        make: the sampler of a graph.
+    """
     plans(monkeypatch)(seeds=nodes, hot=0, cold=nodes, edges=6 * nodes)
     others = torch.stack([(torch.arange(nodes) + shift) % nodes for shift in (1, 2, 5, 11, 17, 23)])
     graph = joestar.Graph.from_edge_index(torch.stack([others.flatten(), torch.arange(nodes).repeat(6)]), nodes)
     graph.ndata["x"] = torch.zeros(nodes, 1)
     graph.edata["w"] = torch.arange(1.0, 7).repeat(nodes)
-    sampler = joestar.NeighborSampler(graph, [1, 1], probs="w", replace=replace)
     step = joestar.compile(
-        Picked(), sampler, backend="eager", warm_up=1, memory="1GiB", first_stage=LargeBatch(nodes, hot=0),
+        Picked(), make(graph), backend="eager", warm_up=1, memory="1GiB", first_stage=LargeBatch(nodes, hot=0),
         batch_size=nodes,
     )  # fmt: skip
     found = torch.cat([step(torch.arange(nodes)) for _ in range(calls)]).flatten()
-    shares = torch.stack([(found == weight).double().mean() for weight in range(1, 7)])
-    wanted = torch.arange(1, 7, dtype=torch.float64) / 21
-    assert ((shares - wanted).abs() < 5 * (wanted * (1 - wanted) / (nodes * calls)).sqrt()).all(), shares
+    return torch.stack([(found == weight).double().mean() for weight in range(1, 7)]), nodes * calls
+
+
+def near(found: Tensor, wanted: Tensor, picks: int) -> bool:
+    """Within five standard errors."""
+    return bool(((found - wanted).abs() < 5 * (wanted * (1 - wanted) / picks).sqrt()).all())
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_are_picked_as_often_as_their_weights_say(monkeypatch, replace):
+    """By counting, of nodes that are drawn for in both hops."""
+    found, picks = counted(
+        monkeypatch, lambda graph: joestar.NeighborSampler(graph, [1, 1], probs="w", replace=replace)
+    )
+    assert near(found, torch.arange(1, 7, dtype=torch.float64) / 21, picks), found
+
+
+def looking_around(graph, seeds, fanout):
+    """Picks of which nothing is returned."""
+    graph[:, seeds].individual_sample(1, "w")
+    return graph[:, seeds].individual_sample(1)
+
+
+def test_picks_that_are_not_returned_are_not_there_for_others(monkeypatch):
+    with pytest.warns(JoestarWarning, match="in some calls, and not in others"):
+        found, picks = counted(monkeypatch, lambda graph: Hops(graph, looking_around))
+    assert near(found, torch.full((6,), 1 / 6, dtype=torch.float64), picks), found
 
 
 def test_as_many_neighbours_are_kept_where_a_sampler_drops_picks(monkeypatch):
