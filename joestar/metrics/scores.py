@@ -1,6 +1,7 @@
 """Metrics in float64, on the tensors' device; each takes aligned outputs and targets and returns a number.
 
-Entries whose target is NaN are left out. What is not defined (an AUC of one class, R2 of one node) is NaN.
+Entries whose target is NaN are left out. What is not defined (an AUC of one class, R2 of one node) is NaN, and so is
+any metric where an output is NaN whose target is known: a model that diverged has no accuracy.
 """
 
 import math
@@ -52,11 +53,13 @@ def _errors(output: Tensor, target: Tensor) -> Tensor:
 
 def accuracy(output: Tensor, target: Tensor) -> float:
     """Share of the nodes whose largest output is that of their class."""
-    return _mean((output.argmax(1) == target).double())
+    return math.nan if _has_nan(output) else _mean((output.argmax(1) == target).double())
 
 
 def macro_f1(output: Tensor, target: Tensor) -> float:
     """Mean F1 of the classes that occur among targets or predictions."""
+    if _has_nan(output):
+        return math.nan
     classes, predicted = output.shape[1], output.argmax(1)
     hits = torch.bincount(target[predicted == target], minlength=classes).double()
     total = torch.bincount(target, minlength=classes) + torch.bincount(predicted, minlength=classes)
@@ -83,12 +86,14 @@ def _one_hot(target: Tensor, classes: int) -> Tensor:
 def hit_rate(output: Tensor, target: Tensor) -> float:
     """Share of the known entries that are predicted right."""
     known = ~torch.isnan(target)
-    return _mean(((output > 0) == (target > 0.5))[known].double())
+    return math.nan if _has_nan(output[known]) else _mean(((output > 0) == (target > 0.5))[known].double())
 
 
 def f1_micro(output: Tensor, target: Tensor) -> float:
     """F1 over all known entries together; 0 without any positive one, in targets or predictions."""
     both, total = _overlap(output, target)
+    if _has_nan(both):
+        return math.nan
     return (2 * both.sum() / total.sum().clamp(min=1)).item() if target.numel() else math.nan
 
 
@@ -100,11 +105,13 @@ def f1_macro(output: Tensor, target: Tensor) -> float:
 
 
 def _overlap(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Per column: true positives, and positive targets plus positive predictions."""
+    """Per column: true positives, and positive targets plus positive predictions; NaN of NaN outputs."""
     output, target = _columns(output), _columns(target)
     known = ~torch.isnan(target)
     positive, predicted = (target > 0.5) & known, (output > 0) & known
-    return (positive & predicted).sum(0).double(), (positive.sum(0) + predicted.sum(0)).double()
+    lost = (torch.isnan(output) & known).any(0)
+    both, total = (positive & predicted).sum(0).double(), (positive.sum(0) + predicted.sum(0)).double()
+    return both.masked_fill(lost, math.nan), total
 
 
 def roc_auc(output: Tensor, target: Tensor) -> float:
@@ -162,6 +169,10 @@ def _over_columns(metric, output: Tensor, target: Tensor) -> float:
         return math.nan
     defined = [value for _, value in found if not math.isnan(value)]
     return math.fsum(defined) / len(defined) if defined else math.nan
+
+
+def _has_nan(values: Tensor) -> bool:
+    return bool(torch.isnan(values).any())
 
 
 def _columns(values: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from tests.distributed.own_group_scenarios import odd_and_own_group
 from tests.distributed.ranks import results
 from tests.distributed.test_training import _Alone, close
 
+pytestmark = pytest.mark.fuzz
+
 ALIKE = ["layouts", "void_losses", "logged_means", "held", "writing_losses"]
 """Scenarios of which two ranks make what one process makes."""
 

@@ -351,13 +351,14 @@ def test_what_cannot_be_is_refused_on_every_rank(two, name):
 SERVES = "rank 1 failed: hidden rows of other hosts: MemoryError: made up by the table"
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("how", "hosts", "words", "codes"),
     [
-        pytest.param("is killed", "", "rank 1", (1, -9), marks=pytest.mark.fuzz),
+        ("is killed", "", "rank 1", (1, -9)),
         ("raises", "", "rank 1 failed: StageError: stage 1 (load) failed at", (1, 1)),
-        pytest.param("raises while it serves", "ab", SERVES, (1, 1), marks=pytest.mark.fuzz),
-        pytest.param("is killed while it serves", "ab", "and they did not come", (1, -9), marks=pytest.mark.fuzz),
+        ("raises while it serves", "ab", SERVES, (1, 1)),
+        ("is killed while it serves", "ab", "and they did not come", (1, -9)),
     ],
 )
 def test_a_rank_that_fails_ends_all(tmp_path, how, hosts, words, codes):

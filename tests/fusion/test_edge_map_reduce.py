@@ -18,6 +18,8 @@ from .edge_layers import LAYERS, Net, edge_features, graph, pulled, split, train
 from .graphs import ALL, ATEN, JOESTAR, captured, count, only, reasons
 from .together import captured_together
 
+pytestmark = pytest.mark.every(2)
+
 PATTERN = "edge-map-reduce"
 BASE = ("extract-select", "bias", "narrow-linear")
 ON, OFF = only(*BASE, PATTERN), only(*BASE)

@@ -20,6 +20,8 @@ from .graphs import ALL, ATEN, JOESTAR, captured, count, only, reasons
 from .softmax_layers import LAYERS
 from .together import captured_together
 
+pytestmark = pytest.mark.every(2)
+
 PATTERN = "softmax-aggregate"
 BASE = ("extract-select", "bias", "narrow-linear")
 ON, OFF = only(*BASE, PATTERN), only(*BASE)

@@ -50,7 +50,7 @@ def named(name: str, cell: Cell):
     return pytest.param(cell, id=name, marks=[*[pytest.mark.quick] * plain, *[pytest.mark.fuzz] * later])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("cell", [named(name, cell) for name, cell in NAMED.items()])
 def test_named_cell(cell, graph, request):
     if request.node.get_closest_marker("quick"):
@@ -75,7 +75,7 @@ def test_macro_batches_of_cells(part, graph, quick_captures):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("cell", PAIRS, ids=str)
 def test_cell(cell, graph, quick_captures):
     """Captured in the real way, with every triple, in ``make fuzz``."""

@@ -13,7 +13,7 @@ from joestar.sampling import NeighborSampler
 
 from .harness import NUM_NODES, WIDTH, Rows, check_rows, small_graph
 
-pytestmark = pytest.mark.usefixtures("quick_captures")
+pytestmark = [pytest.mark.usefixtures("quick_captures"), pytest.mark.every(3)]
 
 
 def looped(f):

@@ -127,5 +127,18 @@ def test_values(rows):
 
 def test_a_model_that_broke_down_has_no_score():
     output, target = torch.tensor([NAN, 1.0, 2.0]), torch.tensor([0.0, 1.0, 1.0])
-    for metric in (scores.roc_auc, scores.ap, scores.roc_auc_macro, scores.ap_macro, scores.rmse, scores.r2):
+    of_one = (
+        scores.roc_auc, scores.ap, scores.roc_auc_macro, scores.ap_macro, scores.rmse, scores.r2, scores.hit_rate,
+        scores.f1_micro, scores.f1_macro,
+    )  # fmt: skip
+    for metric in of_one:
         assert math.isnan(metric(output, target)), metric
+        unknown = torch.tensor([NAN, 0.0, 1.0, 1.0])
+        assert metric(torch.tensor([NAN, -1.0, 1.0, 2.0]), unknown) == metric(torch.tensor([0, -1.0, 1, 2]), unknown)
+    several = torch.stack([torch.tensor([1.0, -1.0, 1.0]), output], 1)
+    assert math.isnan(scores.f1_macro(several, torch.ones(3, 2))) and math.isnan(
+        scores.f1_micro(several, torch.ones(3, 2))
+    )
+    for metric in (scores.accuracy, scores.macro_f1, scores.class_auc, scores.class_ap):
+        assert math.isnan(metric(several, torch.tensor([0, 1, 1]))), metric
+        assert metric(several[1:], torch.tensor([0, 1])) >= 0

@@ -298,6 +298,7 @@ class _Trainer:
         return F.cross_entropy(out, y)
 
 
+@pytest.mark.fuzz
 def test_a_loss_is_not_changed(small):
     """Neither what it writes nor the gradients of what it reads, in any stage, nor in plain PyTorch."""
     model, sampler, *_ = small
