@@ -1,11 +1,14 @@
 """Settings of the process, under which programs are built, captured, run and trained, and the plain loops as well."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
 import torch
 from where import DEVICE
+
+from .generate import PER_PACK, PER_SHARD
 
 
 def _set(read: Callable, write: Callable, value) -> Callable[[], contextlib.AbstractContextManager]:
@@ -42,6 +45,9 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
 
 
 def setting_of(pack: int) -> str:
-    """Under which one the programs of a pack run: half of them under none."""
-    chosen = random.Random(f"settings of {pack}")
-    return "" if chosen.random() < 0.5 else chosen.choice([name for name in SETTINGS if name])
+    """Under which one the programs of a pack run: half of those of a shard under none, the others under each."""
+    packs = PER_SHARD // PER_PACK
+    shard, place = divmod(pack, packs)
+    names = itertools.cycle(name for name in SETTINGS if name)
+    given = [*itertools.islice(names, packs // 2), *[""] * (packs - packs // 2)]
+    return random.Random(f"settings of shard {shard}").sample(given, packs)[place]
