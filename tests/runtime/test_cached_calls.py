@@ -221,6 +221,7 @@ KEPT = {
 """Name -> (what the model reads, what happens before, what afterwards, what is said then, if it is not followed)."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", KEPT)
 def test_cached_functions(name):
     read, before, after, said = KEPT[name]

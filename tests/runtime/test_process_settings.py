@@ -74,7 +74,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("what", SETTINGS)
 def test_another_answer_is_refused(what):
     ask, changed = SETTINGS[what]

@@ -69,6 +69,7 @@ def steps(step, more, count: int) -> list[float]:
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("kind", ["loss", "closure", "callable"])
 @pytest.mark.each("kind")

@@ -79,7 +79,7 @@ def check_heads(dtype, shapes):
 
 @pytest.mark.parametrize("shape", HEADS[1:] + HEADS[:1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_heads(shape, dtype, ranges, tf32):
     check_heads(dtype, [shape])
 
