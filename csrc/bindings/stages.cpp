@@ -5,6 +5,7 @@
 #include "bindings.hpp"
 #include "joestar/large_batch.hpp"
 #include "joestar/part_batch.hpp"
+#include "joestar/place.hpp"
 #include "joestar/union_hops.hpp"
 
 namespace joestar::bindings {
@@ -148,6 +149,18 @@ std::unique_ptr<AnyParts> bind_part_batch(const Tensor& indptr, const Tensor& in
   });
 }
 
+void bind_edge_ranks(const Tensor& whole, const Tensor& rows, const Tensor& indptr, const Tensor& eids,
+                     const Tensor& out) {
+  if (rows.numel + 1 != indptr.numel || eids.numel != out.numel ||
+      indptr.as<const std::int64_t>()[rows.numel] != eids.numel) {
+    throw std::invalid_argument("edge_ranks: expected offsets of every row, and as many eids and ranks as edges");
+  }
+  with_id(rows, [&]<class Id>(Tag<Id>) {
+    edge_ranks(whole.span<const std::int64_t>(), rows.span<const Id>(), indptr.span<const std::int64_t>(),
+               eids.span<const std::int64_t>(), out.span<std::int32_t>());
+  });
+}
+
 }  // namespace
 
 void bind_stages(py::module_& m) {
@@ -172,6 +185,7 @@ void bind_stages(py::module_& m) {
   m.def("free_scratch", [] { process_instance<PageCache>().clear(); }, ReleaseGil(),
         "Frees the memory that first stages keep for their next macro-batch (2 GiB at most).");
   m.def("union_hops", &bind_union_hops, ReleaseGil());
+  m.def("edge_ranks", &bind_edge_ranks, ReleaseGil());
 }
 
 }  // namespace joestar::bindings

@@ -76,6 +76,21 @@ def union_hops(
     return written(parts, seeds, want_eids, empty)
 
 
+def edge_ranks(whole: Tensor, rows: Tensor, indptr: Tensor, eids: Tensor, out: Tensor) -> Tensor:
+    """``out``, int32 ``[e]``: position of every edge of a part in its row of the whole graph.
+
+    Args:
+        whole: ``indptr`` of the whole graph. rows: nodes ``[r]`` that the part's rows are of.
+        indptr: int64 ``[r + 1]``; eids: int64 ``[e]``, positions of the part's edges in the whole graph.
+    """
+    whole, indptr, rows = check_offsets(whole), check_offsets(indptr), check_ids(rows, "rows")
+    eids = check_ids(eids, "eids")
+    right = eids.dtype == torch.int64 and out.dtype == torch.int32 and out.is_contiguous()
+    require(right, "eids int64 and contiguous ranks int32", f"{eids.dtype} and {out.dtype}")
+    _native.edge_ranks(whole, rows, indptr, eids, out)
+    return out
+
+
 def _checked_hop(indptr: Tensor, local: Tensor, srcs: Tensor, eids: Tensor, dtype: torch.dtype) -> list[Tensor]:
     indptr, local, srcs = check_offsets(indptr), check_ids(local, "local indices"), check_ids(srcs, "srcs")
     eids = check_ids(eids, "eids")

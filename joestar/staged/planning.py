@@ -269,7 +269,7 @@ class Planner:
     def under_way(self, plan: Plan) -> dict[str, int]:
         """Bytes of this process: of macro-batches on their way, and of an arena on the CPU."""
         index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) or self.by_weight else 0
-        data += 24 if self.by_weight else 0  # what edges draw by, while it is found
+        data += 4 if self.by_weight else 0  # what edges draw by
         size = plan.nodes * (index + 8) + plan.mean_edges * (index + data) + plan.num_seeds * index
         arena = plan.memory if self.device.type == "cpu" else 0
         return {"macro-batches under way": int(UNDER_WAY * size), "arena": arena}

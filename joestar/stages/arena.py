@@ -239,7 +239,8 @@ class Arena:
             raise ValueError("a macro-batch that was drawn by weight: its key is needed")
         if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
-        edata = {name: self._copied(value) for name, value in edge_tensors(self.whole, macro, self.by_weight)}
+        edges = edge_tensors(self.whole, macro, self.by_weight, self._new)
+        edata = {name: self._copied(value) for name, value in edges}
         if self.own_book:
             picked = Picked.of(macro) if isinstance(macro, MacroBatch) else macro
             parts = (self._copied(tensor) for tensor in (picked.indptr, picked.sources, picked.seeds))

@@ -1,12 +1,13 @@
 """The graph whose nodes are the slots of an arena, the buffers beside it, and what its rows are read from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from joestar.errors import GraphError
 from joestar.graph_api import Graph
+from joestar.kernels import cpu_stages
 from joestar.stages.macro import MacroBatch, Picked
 
 RANKS = None
@@ -68,9 +69,11 @@ def next_structure(graph: Graph) -> tuple[Tensor, Tensor]:
 # --- edge tensors ---
 
 
-def edge_tensors(whole: Graph, macro: MacroBatch | Picked, by_weight: bool) -> Iterator[tuple[str | None, Tensor]]:
+def edge_tensors(
+    whole: Graph, macro: MacroBatch | Picked, by_weight: bool, new: Callable[[int, torch.dtype], Tensor]
+) -> Iterator[tuple[str | None, Tensor]]:
     """Of a macro-batch's edges, in its order: the graph's, by name, and what edges draw by, if ``by_weight``: their
-    positions in their rows of the whole graph."""
+    positions in their rows of the whole graph, in memory that ``new(size, dtype)`` gives."""
     for name, value in whole.edata.items():
         yield name, value[macro.eids]
     if by_weight:
@@ -80,9 +83,8 @@ def edge_tensors(whole: Graph, macro: MacroBatch | Picked, by_weight: bool) -> I
                 "give them, or set repeats = False where the first stage does not draw as the sampler does."
             )
         rows = macro.rows if isinstance(macro, Picked) else macro.ids[: macro.num_rows]
-        first = torch.index_select(whole.indptr, 0, rows.to(torch.int64))
-        first = first.repeat_interleave(macro.indptr.diff(), output_size=macro.num_edges)
-        yield RANKS, (macro.eids - first).to(torch.int32)
+        ranks = new(macro.num_edges, torch.int32)
+        yield RANKS, cpu_stages.edge_ranks(whole.indptr, rows, macro.indptr, macro.eids, ranks)
 
 
 def placed_edges(given: EdgeTensors, indptr: Tensor, slots: Tensor, placed: Tensor) -> EdgeTensors:

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from joestar import _native
 from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
 from joestar.graph_api.context import FIRST_STAGE_SITE
-from joestar.kernels.cpu_stages import in_huge_pages
+from joestar.kernels.cpu_stages import edge_ranks, in_huge_pages
 from joestar.kernels.dropout import DROPOUT_SITE
 from joestar.sampling import LayerDependentSampler, NeighborSampler
 from joestar.stages import LargeBatch, check_macro_batch
@@ -375,3 +377,25 @@ def test_seeds_that_are_no_nodes_are_refused(seeds):
 def test_a_number_of_seeds_that_is_none_is_refused(number):
     with pytest.raises(SamplerError, match="num_seeds"):
         LargeBatch(number)
+
+
+@settings(max_examples=60, deadline=None)
+@given(degrees=st.lists(st.integers(0, 9) | st.just(300), min_size=1, max_size=40), seed=st.integers(0, 1000))
+def test_ranks_are_positions_in_the_rows_of_the_whole_graph(degrees, seed):
+    random = torch.Generator().manual_seed(seed)
+    whole = torch.cumsum(torch.tensor([0, *degrees]), 0)
+    rows = torch.nonzero(torch.rand(len(degrees), generator=random) < 0.6).flatten()
+    kept = [torch.nonzero(torch.rand(degrees[row], generator=random) < 0.5).flatten() for row in rows.tolist()]
+    indptr = torch.cumsum(torch.tensor([0, *map(len, kept)]), 0)
+    wanted = torch.cat([torch.zeros(0, dtype=torch.int64), *kept])
+    eids = wanted + whole[rows].repeat_interleave(indptr.diff())
+    out = torch.full((len(eids),), -1, dtype=torch.int32)
+    for ids in (torch.int32, torch.int64):
+        assert torch.equal(edge_ranks(whole, rows.to(ids), indptr, eids, out).long(), wanted)
+    with pytest.raises(ValueError, match="eids int64"):
+        edge_ranks(whole, rows, indptr, eids.int(), out)
+    with pytest.raises(ValueError, match="as many eids and ranks as edges"):
+        edge_ranks(whole, rows, indptr, eids, torch.zeros(len(eids) + 1, dtype=torch.int32))
+    if len(eids):
+        with pytest.raises(IndexError, match="not a node of the graph"):
+            edge_ranks(whole, rows + len(degrees), indptr, eids, out)

@@ -2,6 +2,7 @@
 // The structure of a macro-batch among the slots of an arena, and sums over out-edges of values that rows have.
 
 #include <atomic>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -53,6 +54,21 @@ void place_structure(Csc<Local> local, std::span<const Slot> slots, std::span<co
   const auto filled = static_cast<std::size_t>(edges);
   parallel_for(static_cast<std::int64_t>(out_indices.size() - filled), detail::kPlaceGrain,
                [&](std::int64_t i) { out_indices[filled + static_cast<std::size_t>(i)] = 0; });
+}
+
+// out[e] = position of edge eids[e] in its row of the whole graph, whose offsets are `whole`; row i of the part is that
+// of the node rows[i].
+template <IdType Id>
+void edge_ranks(std::span<const std::int64_t> whole, std::span<const Id> rows, std::span<const std::int64_t> indptr,
+                std::span<const std::int64_t> eids, std::span<std::int32_t> out) {
+  parallel_edges(indptr, detail::kPlaceGrain, [&](std::int64_t row, std::int64_t first, std::int64_t last) {
+    const auto node = static_cast<std::size_t>(rows[static_cast<std::size_t>(row)]);
+    if (node + 1 >= whole.size()) throw std::out_of_range("a row that is not a node of the graph");
+    const std::int64_t start = whole[node];
+    for (auto e = static_cast<std::size_t>(first); e < static_cast<std::size_t>(last); ++e) {
+      out[e] = static_cast<std::int32_t>(eids[e] - start);
+    }
+  });
 }
 
 // out[source] += value[row] for every edge. Integers: the sums are the same in any order.
