@@ -68,10 +68,10 @@ def warn_of_weights(sampler, draws: list[bool]) -> None:
     if any(draws) and not all(draws):
         warnings.warn(
             f"{type(sampler).__name__} draws edges by weight in some calls, and not in others: of a node for which "
-            "both draw, heavy edges are picked more often than they should be, in either "
-            "(docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Let all of them draw by weight, by "
-            "equal ones where there are none: graph.edata['one'] = torch.ones(graph.num_edges). Without first_stage "
-            "and memory picks are right in any case.",
+            "both draw, calls without weights pick heavy edges too often, and calls with weights may find other edges "
+            "than in the whole graph (docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Let all of "
+            "them draw by weight, by equal ones where there are none: graph.edata['one'] = "
+            "torch.ones(graph.num_edges). Without first_stage and memory picks are right in any case.",
             JoestarWarning,
             stacklevel=2,
         )
