@@ -159,9 +159,14 @@ class Columns(Computation):
             raise SamplerError(f"individual_sample: k must be a positive integer, or -1 for every edge; got {k!r}.")
         weight = edge_weight(self, probs, edge_probs, slice_probs)
         if weight is not None:
+            if k != -1:
+                self.graph.context.note_draw("edges by weight", self)
             return self._weighted(k, *weight, replace)
         if k == -1:
             return self.compact()
+        self.graph.context.note_draw("edges", self)
+        if self.graph.context.races or self.graph.first_key is not None:
+            return self._weighted(k, torch.ones_like(self.indices, dtype=torch.float32), False, replace)
         direct = self.whole and not self._has_values
         return self._uniform(k, replace) if direct else self._uniform_of_part(k, replace)
 
@@ -172,7 +177,6 @@ class Columns(Computation):
 
     def _uniform(self, k: int, replace: bool) -> Block:
         graph, context, ops = self.graph, self.graph.context, torch.ops.joestar
-        context.note_draw(by_weight=False)
         made = self._structure is not None
         slice_size = None if made else context.next_size("slice")
         size, site = context.next_size("sample"), context.next_site()
@@ -207,7 +211,6 @@ class Columns(Computation):
     def _uniform_of_part(self, k: int, replace: bool) -> Block:
         """Picks positions within the slice: ``sample_eids`` could not find them again, or values go along with them."""
         context = self.graph.context
-        context.note_draw(by_weight=False)
         size, site = context.next_size("sample"), context.next_site()
         positions = torch.arange(self.num_edges, device=self.indptr.device)
         indptr, picked, count = torch.ops.joestar.rowwise_sample(
@@ -227,8 +230,6 @@ class Columns(Computation):
             indptr, indices = self.indptr, self.indices
             weight = rows_at(weight, self.eids) if of_graph else weight
         context = graph.context
-        if k != -1:
-            context.note_draw(by_weight=True)
         size = context.next_size("sample")
         key, site, drawn = (context.key, context.next_site(), {}) if k == -1 else self._drawn_by(direct)
         sub, picked, _ = torch.ops.joestar.weighted_sample(
@@ -278,7 +279,7 @@ class Columns(Computation):
             raise SamplerError(f"collective_sample: k must be a positive integer; got {k!r}.")
         graph, context = self.graph, self.graph.context
         weight = None if node_probs is None else node_weight(graph, node_probs)
-        context.note_draw(by_weight=False)
+        context.note_draw("nodes", self)
         indptr, indices, site = self.indptr, self.indices, context.next_site()
         nodes, count = torch.ops.joestar.collective_sample(
             indptr, indices, weight, graph.num_slots, min(k, graph.num_slots), context.key, site, **self._hashed()

@@ -25,10 +25,11 @@ class SamplingContext:
 
     Attributes:
         by_rank: whether edges draw by their positions in the rows of the graph where a slice has a part of these.
+        races: whether draws without weights are races, too, of equal ones: for steps that repeat them.
         pushed: (layer, rows of the table, values) of hidden rows that a model wants kept (``graph_api.history``).
     """
 
-    by_rank = False
+    by_rank = races = False
 
     def __init__(self, key: Tensor, sizes=None):
         self.key = key
@@ -74,8 +75,9 @@ class SamplingContext:
         if self.sizes is None:
             self.recorded.append(size)
 
-    def note_draw(self, by_weight: bool) -> None:
-        """Called where fewer than all edges are drawn, for contexts among whose draws others draw."""
+    def note_draw(self, kind: str, columns) -> None:
+        """Called where fewer than all edges of a slice are drawn, for contexts that look at draws; ``kind``: what is
+        drawn, "edges", "edges by weight" or "nodes"."""
 
     def note(self, block, drawn: bool) -> None:
         """Called with every block that a sampling call makes, for contexts that keep them; ``drawn``: of picks, not of

@@ -33,9 +33,9 @@ class Graph(Interchange, Computation):
         class_names: text of every class id, or ``None``.
         mapping: a ``NodeMapping`` to the ids that the nodes had in the user's files, or ``None``.
         whole_degrees: where this is a part of a larger graph, in-degrees there, int64 ``[num_nodes]``; else ``None``.
-        first_key, ranks: where this is a part that a first stage drew by weight, its key int64 ``[3]``, and every
-            edge's position in its row in the whole graph, int32 ``[num_edges]``; else ``None``. The same draws by
-            weight here find the same edges.
+        first_key, ranks: where this is a part whose draws are those of a first stage, its key int64 ``[3]``, and every
+            edge's position in its row in the whole graph, int32 ``[num_edges]``; else ``None``. The same draws
+            here, which are races all of them, find the same edges.
         positions: where this is a part whose nodes have slots (``as_part_of``), the number of every slot's node in the
             whole graph, ``[num_slots]``; else ``None``. Programs then see the whole graph's numbers.
 

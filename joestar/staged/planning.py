@@ -12,9 +12,9 @@ from joestar.graph_api import Graph
 from joestar.profile.numbers import human_bytes
 from joestar.profile.sizes import measure, step_key
 from joestar.runtime.seeds import shuffled, spread_nodes
+from joestar.staged.draws import Draws, draws_of
 from joestar.staged.heaviest import heaviest_steps
 from joestar.staged.host_memory import UNDER_WAY, copied_bytes, settle_host
-from joestar.staged.pure import draws_of
 from joestar.staged.several import PlanningRanks
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena, Source
@@ -112,14 +112,18 @@ class Planner:
         return self._measured()
 
     @functools.cached_property
-    def draws(self) -> list[bool]:
-        """Of the sampler's draws, in order, whether they are by weight."""
+    def draws(self) -> Draws:
+        """What the sampler draws."""
         return draws_of(self.sampler, self.every[: self.batch])
 
     @functools.cached_property
-    def by_weight(self) -> bool:
-        """Whether steps repeat draws by weight of the first stage."""
-        return any(self.draws) and (self.first_stage is None or self.first_stage.repeats)
+    def repeats(self) -> bool:
+        """Whether steps repeat the first stage's draws."""
+        return self.draws.repeated and (self.first_stage is None or self.first_stage.repeats)
+
+    def tell(self, stage: LargeBatch) -> None:
+        """Tells a first stage so: its macro-batches have to say which edges they hold."""
+        stage.eids, stage.races = self.repeats or None, self.repeats
 
     # --- what things take ---
 
@@ -181,7 +185,7 @@ class Planner:
                 tables += value.shape[0] * _size(compact_dtype(value)) * count
             else:
                 bus += count * value.element_size()
-        data = (4 if self.by_weight else 0) + sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
+        data = (4 if self.repeats else 0) + sum(v[:1].numel() * v.element_size() for v in graph.edata.values())
         loading = 4.0 + (data + 16 if data else 0)  # that, and where it is to go (``placed_edges``)
         pool = 0
         if self.own_book:
@@ -210,7 +214,8 @@ class Planner:
             raise self._not_ahead(whole)
         in_huge_pages(self.graph)
         total, stage = self.seeds.numel(), LargeBatch() if self.first_stage is None else copy.copy(self.first_stage)
-        stage.eids, stage.empty = self.by_weight or None, None
+        stage.empty = None
+        self.tell(stage)
         costs = self.costs()
         wanted = sorted({min(-(-total // (parts * self.batch)) * self.batch, total) for parts in PARTS})
         wanted = self._possible(wanted, costs)
@@ -268,8 +273,8 @@ class Planner:
 
     def under_way(self, plan: Plan) -> dict[str, int]:
         """Bytes of this process: of macro-batches on their way, and of an arena on the CPU."""
-        index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) or self.by_weight else 0
-        data += 4 if self.by_weight else 0  # what edges draw by
+        index, data = self.graph.indices.element_size(), 8 if len(self.graph.edata) or self.repeats else 0
+        data += 4 if self.repeats else 0  # what edges draw by
         size = plan.nodes * (index + 8) + plan.mean_edges * (index + data) + plan.num_seeds * index
         arena = plan.memory if self.device.type == "cpu" else 0
         return {"macro-batches under way": int(UNDER_WAY * size), "arena": arena}
@@ -365,7 +370,7 @@ class Planner:
                 sources[name] = Source(locked.view, dtype, host=True)
         hot = plan.hot_ids.sort().values.to(self.graph.indices.dtype)
         layout = hot, plan.cold, plan.edges
-        return Arena(self.graph, self.device, *layout, sources, self.reuse, self.own_book, self.by_weight)
+        return Arena(self.graph, self.device, *layout, sources, self.reuse, self.own_book, self.repeats)
 
 
 @functools.cache

@@ -3,14 +3,13 @@
 import io
 import pickle
 import random
-import warnings
 import zlib
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joestar.errors import JoestarWarning, SamplerError
+from joestar.errors import SamplerError
 from joestar.graph_api import Block, Graph
 from joestar.locks import TRACING
 from joestar.runtime.seeds import spread_nodes, version
@@ -34,13 +33,13 @@ def check_pure(sampler) -> None:
         SamplerError: the blocks differ, something that the sampler holds is another, or a global generator of random
             numbers was used.
     """
-    if _is_ours(sampler):
+    if is_ours(sampler):
         return
     graph, name = sampler.graph, type(sampler).__name__
     seeds = _some_seeds(graph)
     held, drawn = _held(sampler), _generators()
     try:
-        first, second = (_sampled(sampler, graph, seeds) for _ in range(2))
+        first, second = (sampled(sampler, graph, seeds) for _ in range(2))
     except Exception:  # its own error: it comes again where the sampler is used
         return
     for attribute, state in _held(sampler).items():
@@ -53,43 +52,8 @@ def check_pure(sampler) -> None:
         raise SamplerError(f"{name}.sample gives other blocks when it is called again for the same seeds. {_INSTEAD}")
 
 
-def draws_of(sampler, seeds: Tensor) -> list[bool]:
-    """Of every draw of fewer than all edges, in order, whether it is one by weight; ``seeds``: that can be sampled."""
-    if _is_ours(sampler) and getattr(sampler, "probs", None) is None:
-        return []
-    context = FirstStageContext((0, 0, 0))
-    _sampled(sampler, sampler.graph, seeds, context)
-    return context.by_weight
-
-
-def warn_of_weights(sampler, draws: list[bool]) -> None:
-    """Warns where some draws are by weight, which steps repeat, and others are none, which they do not: what either
-    kind has picked for a node is there for the other."""
-    if any(draws) and not all(draws):
-        warnings.warn(
-            f"{type(sampler).__name__} draws edges by weight in some calls, and not in others: of a node for which "
-            "both draw, calls without weights pick heavy edges too often, and calls with weights may find other edges "
-            "than in the whole graph (docs/write-your-own-sampler.md, 'For a graph larger than the GPU'). Let all of "
-            "them draw by weight, by equal ones where there are none: graph.edata['one'] = "
-            "torch.ones(graph.num_edges). Without first_stage and memory picks are right in any case.",
-            JoestarWarning,
-            stacklevel=2,
-        )
-
-
-def warn_of_fanouts(sampler, draws: list[bool], fanouts: list[int] | None) -> None:
-    """Warns where steps draw by weight among what partitions have picked ahead, uniformly."""
-    if any(draws) and any(fanout > 0 for fanout in fanouts or ()):
-        warnings.warn(
-            f"{type(sampler).__name__} draws edges by weight among those that joestar.Partitions(ahead={fanouts}) "
-            "picks uniformly before: light edges are picked more often than their weights say. Give ahead a number of "
-            "hops, which keeps all of their edges.",
-            JoestarWarning,
-            stacklevel=2,
-        )
-
-
-def _is_ours(sampler) -> bool:
+def is_ours(sampler) -> bool:
+    """Whether it is one of Joestar's own, as it is."""
     return type(sampler) in (NeighborSampler, LayerDependentSampler) and "sample" not in vars(sampler)
 
 
@@ -99,7 +63,8 @@ def _some_seeds(graph: Graph) -> Tensor:
 
 
 @torch.no_grad()
-def _sampled(sampler, graph: Graph, seeds: Tensor, context: FirstStageContext | None = None) -> list[Block]:
+def sampled(sampler, graph: Graph, seeds: Tensor, context: FirstStageContext | None = None) -> list[Block]:
+    """The blocks of some seeds, drawn as in a first stage."""
     context = FirstStageContext((0, 0, 0)) if context is None else context
     with TRACING:  # as ``profile.sizes.measure``
         return list(sampler.sample(graph.with_context(context), seeds))

@@ -17,13 +17,14 @@ from joestar.runtime.features import check_floating, settle_for_loss
 from joestar.runtime.guards import ChangeGuard
 from joestar.runtime.modes import check_modules
 from joestar.runtime.seeds import CheckedSeeds, check_seeds
+from joestar.staged.draws import warn_of_fanouts, warn_of_nodes
 from joestar.staged.epoch import TimedEpoch, planned_epoch
 from joestar.staged.growth import Growth
 from joestar.staged.hidden import hidden_widths
 from joestar.staged.partition_planning import BITS, PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
-from joestar.staged.pure import check_pure, warn_of_fanouts, warn_of_weights
+from joestar.staged.pure import check_pure
 from joestar.staged.several import PlanningRanks, check_partitions, own_threads
 from joestar.staged.step import StagedStep, over
 from joestar.staged.tables import refuse_tables_of
@@ -105,7 +106,7 @@ class Staging:
         else:
             refuse_tables_of(sampler)
             check_pure(sampler)
-            warn_of_weights(sampler, planner.draws)
+            warn_of_nodes(sampler, planner.draws)
             check_modules(model, graph)  # the arena's graph shows nothing of it yet
             self.arena = planner.arena(self.plan)
             if group is not None:
@@ -113,7 +114,7 @@ class Staging:
             empty = _page_locked if planner.device.type == "cuda" else None
             self.first_stage = LargeBatch() if first_stage is None else copy.copy(first_stage)
             self.first_stage.num_seeds, self.first_stage.empty = self.plan.num_seeds, empty
-            self.first_stage.eids = planner.by_weight or None
+            planner.tell(self.first_stage)
             self.sampler = over(sampler, self.arena.graph)
 
     def _over_parts(self, model, planner: Planner, first_stage: Partitions) -> None:
@@ -162,7 +163,7 @@ def partition_planner(planner: Planner, first_stage: Partitions) -> PartitionPla
             f"edge data ({', '.join(planner.graph.edata)}) do not travel with partitions yet: take joestar.LargeBatch, "
             "or remove what is not needed from graph.edata."
         )
-    planner.by_weight = False  # partitions are not drawn by the sampler
+    planner.repeats = False  # partitions are not drawn by the sampler
     stage = first_stage.prepare(planner.graph, planner.every.unique())
     widths = hidden_widths(planner.model, planner.sampler, planner.every, planner.autocast)
     hops, within = len(widths) + 1, first_stage.fanouts

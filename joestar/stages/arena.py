@@ -52,7 +52,7 @@ class Arena:
         sources: node tensors by name, as ``Source``s.
         reuse: whether rows stay until others need their slots (``Slots``).
         own_book: whether the device keeps the book of slots (``DeviceSlots``), of macro-batches without history.
-        by_weight: whether the first stage draws by weight, which steps repeat (``Graph.first_key``).
+        repeats: whether steps repeat the first stage's draws (``Graph.first_key``).
 
     Attributes:
         graph: what programs are compiled on, ``H + pool`` nodes; its ``ids`` are those that the nodes in slots
@@ -65,9 +65,9 @@ class Arena:
 
     def __init__(self, whole: Graph, device: torch.device, hot: Tensor, pool: int, edges: int,
                  sources: dict[str, Source], reuse: bool = True, own_book: bool = False,
-                 by_weight: bool = False):  # fmt: skip
+                 repeats: bool = False):  # fmt: skip
         self.whole, self.device = whole, torch.device(device)
-        self.own_book, self.reuse, self.by_weight = own_book, reuse, by_weight
+        self.own_book, self.reuse, self.repeats = own_book, reuse, repeats
         self.sources = sources
         on_gpu = self.device.type == "cuda"
         self._stream, self._beside = (
@@ -89,7 +89,7 @@ class Arena:
         self.hot_ids, self.hot, self.pool, self.edges = hot, hot.numel(), pool, edges
         self.with_degrees, self._forget = True, False
         slots = (self.hot + pool) | 1  # no number that a program has for other reasons (``lowering.slots``)
-        graph = graph_of_slots(self.whole, self.device, slots, edges, self.sources, self.by_weight)
+        graph = graph_of_slots(self.whole, self.device, slots, edges, self.sources, self.repeats)
         self._next = next_structure(graph)
         book = hot.cpu(), pool, self.whole.num_nodes, self.reuse
         self.slots = DeviceSlots(*book, self.device) if self.own_book else Slots(*book)
@@ -234,12 +234,12 @@ class Arena:
         """Slots for a macro-batch's nodes, beside those of the one before it if there are enough; ``None`` if it has no
         room at all. Uses the CPU alone; one thread at a time (``Gate.prepare``). Where the device keeps the book, edges
         are looked at here, and slots are taken when it is loaded. ``key``: that it was drawn with,
-        which may be left out if nothing was drawn ``by_weight``."""
-        if self.by_weight and key is None:
-            raise ValueError("a macro-batch that was drawn by weight: its key is needed")
+        which may be left out if no draws are repeated."""
+        if self.repeats and key is None:
+            raise ValueError("steps repeat what a macro-batch was drawn with: its key is needed")
         if macro.num_edges > self.edges or not (self.exchange is None or self.exchange.fits(macro)):
             return None
-        edges = edge_tensors(self.whole, macro, self.by_weight, self._new)
+        edges = edge_tensors(self.whole, macro, self.repeats, self._new)
         edata = {name: self._copied(value) for name, value in edges}
         if self.own_book:
             picked = Picked.of(macro) if isinstance(macro, MacroBatch) else macro

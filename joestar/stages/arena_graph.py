@@ -37,10 +37,10 @@ class Source:
 
 
 def graph_of_slots(
-    whole: Graph, device: torch.device, slots: int, edges: int, sources: dict[str, Source], by_weight: bool = False,
+    whole: Graph, device: torch.device, slots: int, edges: int, sources: dict[str, Source], repeats: bool = False,
 ) -> Graph:  # fmt: skip
     """A part of ``whole`` with ``slots`` nodes and room for ``edges``, all zeros, on a device; with node tensors by
-    name, and, of parts that are drawn by weight, what their edges draw by."""
+    name, and, if steps repeat draws, what edges draw by."""
     dtype = whole.indices.dtype
     with torch.inference_mode(False), torch.device(device):
         structure = torch.zeros(slots + 1, dtype=torch.int64), torch.zeros(edges, dtype=dtype)
@@ -53,7 +53,7 @@ def graph_of_slots(
         positions = graph.ids if whole.ids is None else torch.zeros(slots, dtype=dtype)
         graph.as_part_of(whole, positions)
         graph.whole_degrees = torch.zeros(slots, dtype=torch.int64)
-        if by_weight:
+        if repeats:
             graph.first_key, graph.ranks = torch.zeros(3, dtype=torch.int64), torch.zeros(edges, dtype=torch.int32)
     graph.name, graph.num_classes = whole.name, whole.num_classes
     graph.multilabel, graph.class_names = whole.multilabel, whole.class_names
@@ -70,16 +70,16 @@ def next_structure(graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def edge_tensors(
-    whole: Graph, macro: MacroBatch | Picked, by_weight: bool, new: Callable[[int, torch.dtype], Tensor]
+    whole: Graph, macro: MacroBatch | Picked, repeats: bool, new: Callable[[int, torch.dtype], Tensor]
 ) -> Iterator[tuple[str | None, Tensor]]:
-    """Of a macro-batch's edges, in its order: the graph's, by name, and what edges draw by, if ``by_weight``: their
-    positions in their rows of the whole graph, in memory that ``new(size, dtype)`` gives."""
+    """Of a macro-batch's edges, in its order: the graph's, by name, and, if steps repeat draws, what edges draw by:
+    their positions in their rows of the whole graph, in memory that ``new(size, dtype)`` gives."""
     for name, value in whole.edata.items():
         yield name, value[macro.eids]
-    if by_weight:
+    if repeats:
         if macro.eids is None:
             raise GraphError(
-                "the sampler draws by weight, which steps repeat, and the first stage gave a macro-batch without eids: "
+                "steps repeat what the sampler draws in the first stage, which gave a macro-batch without eids: "
                 "give them, or set repeats = False where the first stage does not draw as the sampler does."
             )
         rows = macro.rows if isinstance(macro, Picked) else macro.ids[: macro.num_rows]

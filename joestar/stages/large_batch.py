@@ -52,11 +52,13 @@ class LargeBatch:
         hot: nodes that ``compile(memory=...)`` keeps on the device for good, 0 for none; ``None``: as many as fit.
 
     Attributes:
-        repeats: whether mini-batches repeat draws by weight; ``False`` in a class of one's own whose ``sample`` gives
+        repeats: whether mini-batches may have to repeat draws; ``False`` in a class of one's own whose ``sample`` gives
             all edges of its rows, so that steps may draw anew. Read by ``compile``.
+        races: whether mini-batches repeat all draws, which are races among edges then. Set by ``compile``.
     """
 
     repeats = True
+    races = False
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class LargeBatch:
         macro = straight_to_the_union(graph, sampler, seeds, key, want_eids, self.empty)
         if macro is not None:
             return macro
-        blocks, made = run_sampler(graph, sampler, seeds, key)
+        blocks, made = run_sampler(graph, sampler, seeds, key, self.races)
         return union(graph, blocks, made, seeds, want_eids, type(sampler).__name__, self.empty)
 
     @torch.no_grad()

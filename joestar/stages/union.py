@@ -18,25 +18,20 @@ from joestar.stages.macro import MacroBatch
 
 class FirstStageContext(SamplingContext):
     """What the sampler of a first stage draws from; ``made`` are the blocks of its sampling calls, ``picks`` those of
-    them that have fewer than all edges; ``by_weight`` says of every draw whether it was one by weight.
+    them that have fewer than all edges.
 
     Args:
-        key: (seed, epoch, index of the macro-batch).
+        key: (seed, epoch, index of the macro-batch). races: whether steps repeat all draws of edges.
     """
 
-    def __init__(self, key: tuple[int, int, int]):
+    def __init__(self, key: tuple[int, int, int], races: bool = False):
         if len(key) != 3:
             raise SamplerError(f"a first stage's key is (seed, epoch, index of the macro-batch); got {key!r}.")
         super().__init__(torch.tensor(key, dtype=torch.int64, device="cpu"))
         self.site = FIRST_STAGE_SITE
-        self.by_rank = True
+        self.by_rank, self.races = True, races
         self.made: list[Block] = []
         self.picks: list[Block] = []
-        self.by_weight: list[bool] = []
-
-    def note_draw(self, by_weight: bool) -> None:
-        """Keeps what a call draws by."""
-        self.by_weight.append(by_weight)
 
     def note(self, block: Block, drawn: bool) -> None:
         """Keeps the block."""
@@ -46,7 +41,7 @@ class FirstStageContext(SamplingContext):
 
 
 def run_sampler(
-    graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int]
+    graph: Graph, sampler, seeds: Tensor, key: tuple[int, int, int], races: bool = False
 ) -> tuple[list[Block], list[Block] | None]:
     """(the sampler's blocks for the seeds, found to follow one another; what has to be in the union instead of their
     edges, if these will not do: all that its calls made, for a block whose edges are not known; picks of which it
@@ -55,7 +50,7 @@ def run_sampler(
     Raises:
         SamplerError: as ``LargeBatch.sample``.
     """
-    context, name = FirstStageContext(key), type(sampler).__name__
+    context, name = FirstStageContext(key, races), type(sampler).__name__
     with TRACING:  # ``torch.compiler.is_compiling()`` is true in all threads while one traces
         blocks = sampler.sample(graph.with_context(context), seeds)
     try:
@@ -77,7 +72,7 @@ def run_sampler(
     known = [block for block in blocks if _knows_edges(block)]
     if len(known) < len(blocks):
         made = context.made
-    elif context.by_weight and all(context.by_weight):
+    elif races:
         made = context.picks
     else:
         made = [block for returned in blocks for block in _kept_of(returned)]

@@ -32,7 +32,7 @@ from .generate import PER_PACK, setting, write
 from .reading import reads_ids
 from .runs import autocast_of
 from .staged_plain import TOLERANCE as OF_PLAIN
-from .staged_plain import Noted, Taken, graph_of, replayed
+from .staged_plain import Noted, Taken, graph_of, replayed, strays
 from .steps import OPTIMIZERS
 from .subjects import Subject, build, forget
 from .twins import Twins, sharing
@@ -51,6 +51,8 @@ OWN_BOOK = 0.3
 """Share of the cases in which slots are given as on a GPU."""
 SAMPLED = 0.4
 """Share of the cases whose first stage samples; their plans have room for all that it could have picked."""
+OF_MANY = ("collective_sample(", "LayerDependentSampler(", "graph[near.srcs, dsts]")
+"""Draws from what many seeds have reached: another thing for a macro-batch."""
 WEIGHED = re.compile(r"individual_sample\((?!-1)[^\n]*probs=|NeighborSampler\(graph, (?!\[-1\])[^\n]*probs=(?!None)")
 WEIGHED_ONES = 4
 """What draws by weight; every so many cases have a program that does."""
@@ -128,7 +130,8 @@ class Tally:
         cases: compared; cut: with macro-batches that were cut or loaded alone; crowded: with steps that had no room at
             all; again: with macro-batches that were made again; plain: steps compared with a plain loop; whole_runs:
             runs compared with one to their end; sampled: with a first stage that samples; repeated: of these, whose
-            draws by weight steps repeat; refused: title -> message.
+            draws steps repeat; of_whole: steps whose mini-batches are found to be those of the whole graph; refused:
+            title -> message.
     """
 
     cases: int = 0
@@ -140,6 +143,7 @@ class Tally:
     whole_runs: int = 0
     sampled: int = 0
     repeated: int = 0
+    of_whole: int = 0
     finite: int = 0
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -377,8 +381,13 @@ def plain_differences(subject: Subject, drawn: Drawn, parts: Trained, tally: Tal
     optimizer = getattr(torch.optim, drawn.kind)(mine.model.parameters(), **drawn.settings, fused=False)
     repeated = parts.step.arena.graph.first_key is not None
     tally.repeated += repeated
-    graphs = [graph_of(mine.graph, *_macro_of(parts, *step), repeated) for step in parts.steps]
-    found, compared, all_of_them = replayed(mine, [step for step, _ in parts.steps], graphs, optimizer)
+    macros, steps = [_macro_of(parts, *step) for step in parts.steps], [step for step, _ in parts.steps]
+    graphs = [graph_of(mine.graph, *macro, repeated) for macro in macros]
+    if repeated and drawn.sampled and not any(piece in mine.written.source for piece in OF_MANY):
+        if off := strays(mine, steps, graphs, [key for _, key in macros]):
+            return off
+        tally.of_whole += len(steps)
+    found, compared, all_of_them = replayed(mine, steps, graphs, optimizer)
     tally.plain += compared
     if not all_of_them or found:
         return found

@@ -13,6 +13,7 @@ from torch import Tensor
 from joestar.graph_api import Graph
 from joestar.profile.sizes import step_key
 from joestar.stages.macro import MacroBatch, Picked
+from joestar.stages.union import FirstStageContext
 
 from . import plain
 from .subjects import Subject
@@ -92,6 +93,22 @@ def graph_of(whole: Graph, macro: MacroBatch | Picked, key=(0, 0, 0), repeated: 
         part.ranks = torch.tensor(list(itertools.chain(*positions)), dtype=torch.int32)[kept]
         part.first_key = torch.tensor(key)
     return part
+
+
+def strays(subject: Subject, steps: list[Taken], graphs: list[Graph], keys: list[tuple[int, int, int]]) -> list[str]:
+    """Steps whose mini-batch is another than what their sampler draws for the seeds from the whole graph, by races
+    under the key of the macro-batch."""
+    found = []
+    for number, (step, graph, key) in enumerate(zip(steps, graphs, keys, strict=True)):
+        part = graph.keyed(0, step.epoch, step.position)
+        whole = subject.graph.with_context(FirstStageContext(key, races=True))
+        here, there = (subject.sampler.sample(origin, step.seeds) for origin in (part, whole))
+        same = all(
+            torch.equal(getattr(a, name), getattr(b, name))
+            for a, b in zip(here, there, strict=True) for name in ("indptr", "indices", "srcs", "dsts")
+        )  # fmt: skip
+        found += [] if same else [f"mini-batch of step {number} is another than from the whole graph"]
+    return found
 
 
 def replayed(subject: Subject, steps: list[Taken], graphs: list[Graph], optimizer) -> tuple[list[str], int, bool]:

@@ -43,7 +43,7 @@ def test_macro_batches_of_everything_are_the_whole_graph(group):
         wrong += [f"{staged.written_of(case).source}\n" + "\n".join(found)] if found else []
     assert not wrong, f"{len(wrong)} cases differ:\n\n" + "\n\n".join(wrong[:2])
     assert tally.cases >= PER_GROUP - 2, tally.refused
-    assert tally.cut + tally.again and tally.plain and tally.whole_runs and tally.repeated, tally
+    assert tally.cut + tally.again and tally.plain and tally.whole_runs and tally.repeated and tally.of_whole, tally
     assert tally.crowded <= PER_GROUP // 2 and tally.finite >= tally.cases // 2, tally
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import joestar
 from joestar.bench.planted import planted
-from joestar.errors import ConfigError, GraphError, JoestarWarning, SamplerError, StageError
+from joestar.errors import ConfigError, GraphError, SamplerError, StageError
 from joestar.profile.numbers import parse_bytes
 from joestar.runtime.executor import Executor
 from joestar.staged import staging
@@ -180,56 +180,6 @@ def test_weighted_picks_and_edge_data(graph, planned):
 
     ours, plain = (compiled(graph, staged, sampler=sampler()) for staged in (True, False))
     assert run(ours, graph) == run(plain, graph)
-
-
-class Weighing(joestar.NeighborSampler):
-    """One call that draws by weight, the others do not; or as many as there are fanouts."""
-
-    calls = 1
-
-    def sample(self, graph, seeds):
-        blocks = []
-        for hop, fanout in enumerate(self.fanouts):
-            weighed = {"probs": "w"} if hop < self.calls else {}
-            blocks.append(graph[:, seeds].individual_sample(fanout, replace=self.replace, **weighed))
-            seeds = blocks[-1].srcs
-        return blocks[::-1]
-
-
-class Twice(Weighing):
-    calls = 2
-
-
-class Behind(Weighing):
-    """The other way round: only calls behind the first draw by weight."""
-
-    def sample(self, graph, seeds):
-        first, *others = self.fanouts
-        blocks = [graph[:, seeds].individual_sample(first)]
-        for fanout in others:
-            blocks.append(graph[:, blocks[-1].srcs].individual_sample(fanout, "w"))
-        return blocks[::-1]
-
-
-@pytest.mark.parametrize(
-    ("make", "warned"),
-    [
-        (lambda graph: joestar.NeighborSampler(graph, [3, 3]), False),
-        (lambda graph: joestar.NeighborSampler(graph, [-1, -1], probs="w"), False),
-        (lambda graph: Weighing(graph, [3, 3]), True),
-        (lambda graph: Twice(graph, [3, 3]), False),
-        (lambda graph: joestar.NeighborSampler(graph, [3, 3], probs="w"), False),
-        (lambda graph: Behind(graph, [3, 3]), True),
-        (lambda graph: Behind(graph, [3, -1]), False),
-    ],
-    ids=["uniform", "all", "first call", "both calls", "of ours", "second call", "all in the second call"],
-)
-def test_picks_by_weight_beside_others_are_warned_of(graph, planned, make, warned):
-    """What either kind of draw has picked for a node is there for the other: heavy edges are too likely."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        compiled(graph, True, sampler=make(graph))
-    assert [JoestarWarning] * warned == [one.category for one in said if "draws edges by weight" in str(one.message)]
 
 
 def test_a_loop_of_ones_own(graph, planned):

@@ -1,4 +1,4 @@
-"""Draws by weight in both stages: weights count once, whatever the first stage has drawn for a node."""
+"""Draws that steps repeat: edges are as likely as in the whole graph, whatever the first stage has drawn for a node."""
 
 import bisect
 import dataclasses
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import joestar
 from joestar import fn
-from joestar.errors import JoestarWarning, StageError
+from joestar.errors import StageError
 from joestar.staged.step import borders
 from joestar.stages import LargeBatch
 from joestar.stages.union import FirstStageContext
@@ -85,13 +85,30 @@ def two_calls(graph, seeds, fanout):
     return graph[:, near.dsts].individual_sample(2, "w", replace=True)
 
 
+def mixed(graph, seeds, fanout):
+    """By weight and evenly, for the same nodes."""
+    near = graph[:, seeds].individual_sample(fanout, "w")
+    return graph[:, near.dsts].individual_sample(2)
+
+
+def mixed_with_replacement(graph, seeds, fanout):
+    near = graph[:, seeds].individual_sample(fanout, replace=True)
+    return graph[:, near.dsts].individual_sample(2, "w")
+
+
+def kept_of_mixed(graph, seeds, fanout):
+    block = mixed(graph, seeds, fanout)
+    return block.keep_edges(block.edata["w"] > 0.3)
+
+
 SAMPLERS = {
     "of ours": lambda graph: joestar.NeighborSampler(graph, [3, 2], seed=5, probs="w"),
     "with replacement": lambda graph: joestar.NeighborSampler(graph, [3, 2], seed=5, probs="w", replace=True),
     "many": lambda graph: joestar.NeighborSampler(graph, [3, 40], seed=5, probs="w"),
     "three hops": lambda graph: joestar.NeighborSampler(graph, [2, -1, 1], seed=5, probs="w"),
 } | {block.__name__: lambda graph, block=block: Hops(graph, block)
-     for block in (squares, shares, with_values, heavy_ones, two_calls)}  # fmt: skip
+     for block in (squares, shares, with_values, heavy_ones, two_calls, mixed, mixed_with_replacement,
+                   kept_of_mixed)}  # fmt: skip
 
 
 def parts(graph, layers=2, device="cpu"):
@@ -109,7 +126,7 @@ def plain_losses(net, optimizer, graph, sampler, steps) -> list[float]:
     losses = []
     for seeds, key in steps:
         optimizer.zero_grad()
-        blocks = sampler.sample(graph.with_context(FirstStageContext(key)), seeds)
+        blocks = sampler.sample(graph.with_context(FirstStageContext(key, races=True)), seeds)
         loss = F.cross_entropy(net(blocks, graph.ndata["x"][blocks[0].srcs]), graph.ndata["y"][seeds.long()])
         loss.backward()
         optimizer.step()
@@ -155,23 +172,24 @@ class Picked(torch.nn.Module):
         return blocks[-1].pull(fn.copy_e(blocks[-1].edata["w"][:, None]), "sum") + 0 * x[: blocks[-1].num_dst, :1]
 
 
-def counted(monkeypatch, make, nodes=40, calls=150) -> tuple[Tensor, int]:
+def counted(monkeypatch, make, nodes=40, calls=150, seeds=40) -> tuple[Tensor, int]:
     """How often edges of weights 1 to 6 are picked, of nodes that have one of each; the number of picks.
 
     Args:
-        make: the sampler of a graph.
+        make: the sampler of a graph. seeds: of how many nodes.
     """
-    plans(monkeypatch)(seeds=nodes, hot=0, cold=nodes, edges=6 * nodes)
+    plans(monkeypatch)(seeds=seeds, hot=0, cold=nodes, edges=6 * nodes)
     others = torch.stack([(torch.arange(nodes) + shift) % nodes for shift in (1, 2, 5, 11, 17, 23)])
     graph = joestar.Graph.from_edge_index(torch.stack([others.flatten(), torch.arange(nodes).repeat(6)]), nodes)
     graph.ndata["x"] = torch.zeros(nodes, 1)
+    graph.ndata["likely"] = torch.arange(nodes) ** 2.0
     graph.edata["w"] = torch.arange(1.0, 7).repeat(nodes)
     step = joestar.compile(
-        Picked(), make(graph), backend="eager", warm_up=1, memory="1GiB", first_stage=LargeBatch(nodes, hot=0),
-        batch_size=nodes,
+        Picked(), make(graph), backend="eager", warm_up=1, memory="1GiB", first_stage=LargeBatch(seeds, hot=0),
+        batch_size=seeds,
     )  # fmt: skip
-    found = torch.cat([step(torch.arange(nodes)) for _ in range(calls)]).flatten()
-    return torch.stack([(found == weight).double().mean() for weight in range(1, 7)]), nodes * calls
+    found = torch.cat([step(torch.arange(seeds)) for _ in range(calls)]).flatten()
+    return torch.stack([(found == weight).double().mean() for weight in range(1, 7)]), found.numel()
 
 
 def near(found: Tensor, wanted: Tensor, picks: int) -> bool:
@@ -194,9 +212,29 @@ def looking_around(graph, seeds, fanout):
     return graph[:, seeds].individual_sample(1)
 
 
-def test_picks_that_are_not_returned_are_not_there_for_others(monkeypatch):
-    with pytest.warns(JoestarWarning, match="in some calls, and not in others"):
-        found, picks = counted(monkeypatch, lambda graph: Hops(graph, looking_around))
+def by_weight_behind(graph, seeds, fanout):
+    """The first hop evenly, the second by weight (blocks go from the last hop to the first)."""
+    return graph[:, seeds].individual_sample(1, "w" if fanout == 2 else None)
+
+
+def among_themselves_behind(graph, seeds, fanout):
+    """The first hop from all sources, the second from those that are there."""
+    columns = graph[seeds, seeds] if fanout == 2 else graph[:, seeds]
+    return columns.individual_sample(1)
+
+
+def a_layer_behind(graph, seeds, fanout):
+    """The first hop picks edges, the second nodes, of which those behind the first are likely."""
+    if fanout == 3:
+        return graph[:, seeds].individual_sample(1)
+    return graph[:, seeds].collective_sample(12, "likely")
+
+
+@pytest.mark.parametrize("block", [looking_around, by_weight_behind, among_themselves_behind, a_layer_behind])
+@pytest.mark.filterwarnings("ignore:.*nodes are drawn among what")
+def test_even_draws_are_even_whatever_other_calls_prefer(monkeypatch, block):
+    """Most edges of weight 6 come from nodes that are no seeds."""
+    found, picks = counted(monkeypatch, lambda graph: Hops(graph, block), seeds=20)
     assert near(found, torch.full((6,), 1 / 6, dtype=torch.float64), picks), found
 
 
