@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "check.hpp"
+#include "joestar/place.hpp"
 #include "joestar/weighted.hpp"
 #include "race.hpp"
 
@@ -99,6 +100,69 @@ void picks_follow_the_definition(bool equal_weights, NodeKeys keys = {}) {
   }
 }
 
+// Parts of rows that hold the winners have the picks of the whole rows, if their edges draw by their positions in these.
+template <IdType Id>
+void parts_of_rows_have_their_picks(bool replace) {
+  const auto graph = test::random_graph<Id>(150, 150, 40, 5);
+  auto weight = test::random_values<float>(graph.csc().edges(), 7);
+  for (float& value : weight) value += 0.4f;  // some are negative
+  std::vector<Id> nodes(150);
+  for (std::size_t i = 0; i < nodes.size(); ++i) nodes[i] = static_cast<Id>(i);
+  for (std::int64_t k : {1, 3, 30}) {
+    const WeightedRows<Id> task{{graph.indptr, nodes, 150, false, {}}, weight, Fanout{k, replace}};
+    const auto sampled = [&](const WeightedRows<Id>& rows) {
+      std::vector<std::int64_t> offsets(nodes.size() + 1);
+      std::vector<std::int64_t> out(static_cast<std::size_t>(weighted_offsets(rows, -1, std::span(offsets))));
+      weighted_sample(rows, kTable, kKey, std::span<const std::int64_t>(offsets), std::span(out));
+      return out;
+    };
+    const auto whole = sampled(task);
+    std::vector<bool> kept(weight.size());
+    std::mt19937 random(static_cast<std::uint32_t>(k));
+    for (std::size_t e = 0; e < kept.size(); ++e) kept[e] = random() % 3 == 0;
+    for (const std::int64_t pick : whole) kept[static_cast<std::size_t>(pick)] = true;
+    std::vector<std::int64_t> indptr{0}, eids;
+    std::vector<float> part_weight;
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      for (auto e = static_cast<std::size_t>(graph.indptr[i]); e < static_cast<std::size_t>(graph.indptr[i + 1]); ++e) {
+        if (!kept[e]) continue;
+        eids.push_back(static_cast<std::int64_t>(e));
+        part_weight.push_back(weight[e]);
+      }
+      indptr.push_back(static_cast<std::int64_t>(eids.size()));
+    }
+    CHECK(eids.size() < weight.size());
+    std::vector<std::int32_t> ranks(eids.size());
+    test::for_thread_counts([&] {
+      edge_ranks<Id>(graph.indptr, nodes, indptr, eids, ranks);
+      return ranks;
+    });
+    const auto picks = test::for_thread_counts([&] {
+      return sampled({{indptr, nodes, 150, false, {}}, part_weight, Fanout{k, replace}, ranks});
+    });
+    std::vector<std::int64_t> found;
+    for (const std::int64_t pick : picks) found.push_back(eids[static_cast<std::size_t>(pick)]);
+    CHECK(found == whole);
+  }
+}
+
+// Rows of some nodes, in any order, and nodes that the graph does not have.
+void ranks_are_positions_in_rows() {
+  const std::vector<std::int64_t> whole{0, 3, 3, 8}, indptr{0, 2, 2, 5}, eids{4, 7, 0, 1, 2};
+  const std::vector<std::int32_t> rows{2, 1, 0};
+  std::vector<std::int32_t> ranks(eids.size(), -1);
+  edge_ranks<std::int32_t>(whole, rows, indptr, eids, ranks);
+  CHECK((ranks == std::vector<std::int32_t>{1, 4, 0, 1, 2}));
+  const std::vector<std::int32_t> wrong{3, 1, 0};
+  bool thrown = false;
+  try {
+    edge_ranks<std::int32_t>(whole, wrong, indptr, eids, ranks);
+  } catch (const std::out_of_range&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+}
+
 }  // namespace
 
 int main() {
@@ -109,5 +173,10 @@ int main() {
   std::vector<std::int64_t> ids(150);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = (std::int64_t{1} << 40) - static_cast<std::int64_t>(7 * i);
   picks_follow_the_definition<std::int32_t>(false, NodeKeys{.wide = ids.data()});
+  for (const bool replace : {false, true}) {
+    parts_of_rows_have_their_picks<std::int32_t>(replace);
+    parts_of_rows_have_their_picks<std::int64_t>(replace);
+  }
+  ranks_are_positions_in_rows();
   return report("weighted");
 }
