@@ -48,11 +48,11 @@ test-python: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not gpu and not fuzz"
 
 # What captures in the real way anyway, and what `make test` traces in a quicker one (tests/captures.py): the first of
-# every kind of program is captured in the real way, and compared (tests/kinds.py). HALF=word: half of them, which
-# another word divides otherwise.
-HALF ?=
+# every kind of program is captured in the real way, and compared (tests/kinds.py). PART=4:word: a fourth of them, which
+# another word chooses otherwise.
+PART ?=
 fuzz: export JOESTAR_REAL_CAPTURES := fuzz
-fuzz: export JOESTAR_FUZZ_HALF := $(HALF)
+fuzz: export JOESTAR_FUZZ_PART := $(PART)
 fuzz: $(VENV)/.installed
 	$(PYTEST) -m "(fuzz or quick) and not slow and not gpu"
 

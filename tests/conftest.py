@@ -120,8 +120,8 @@ def pytest_collection_modifyitems(config, items):
 
     Of tests that are marked ``every(n)`` ``make test`` runs the first case and about one of n others, chosen by their
     names alone, and ``make fuzz`` the rest; of those marked ``each(name)`` one case per value of that argument, while
-    others take turns. With ``JOESTAR_FUZZ_HALF`` half of what was asked for runs: which, the word in it says, such as a
-    commit's name, so that of two commits in a row most tests run for one.
+    others take turns. With ``JOESTAR_FUZZ_PART``, such as ``4:word``, a fourth of what was asked for runs: which, the
+    word says, such as a commit's name, so that of some commits in a row most tests run for one.
     """
     seen, turns = set(), {}
     for item in items:
@@ -139,18 +139,20 @@ def pytest_collection_modifyitems(config, items):
             for item in set(same) - {same[turn % len(same)]}:
                 item.add_marker("fuzz")
     yield
-    if word := os.environ.get("JOESTAR_FUZZ_HALF"):
-        left_out = [item for item in items if not in_half(item.nodeid, word)]
+    if part := os.environ.get("JOESTAR_FUZZ_PART"):
+        left_out = [item for item in items if not in_part(item.nodeid, part)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if in_half(item.nodeid, word)]
+        items[:] = [item for item in items if in_part(item.nodeid, part)]
     if os.environ.get("JOESTAR_REAL_CAPTURES") == "kinds":
         leave_out_twins(config, items)  # of those that were asked for
     items[:] = longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
-def in_half(name: str, word: str) -> bool:
-    """Whether a test is in the half of all that a word stands for; no checksum, in which words only swap two halves."""
-    return hashlib.sha256(f"{word} {name}".encode()).digest()[0] % 2 == 0
+def in_part(name: str, part: str) -> bool:
+    """Whether a test is in the part of all that ``number:word`` stands for; no checksum, in which words only swap
+    parts."""
+    number, _, word = part.partition(":")
+    return int.from_bytes(hashlib.sha256(f"{word} {name}".encode()).digest()[:4], "big") % int(number) == 0
 
 
 def longest_first(items: list, workers: int) -> list:
@@ -223,7 +225,7 @@ def pytest_sessionfinish(session):
         elif session.exitstatus == pytest.ExitCode.OK and (missing := kinds.missing(PROCESSES)):
             told = "\n".join(kinds.tests_of(missing))
             sys.stderr.write(f"\nNobody captured in the real way, as noted, a program of these tests:\n{told}\n")
-            if not os.environ.get("JOESTAR_FUZZ_HALF"):  # the other half has them
+            if not os.environ.get("JOESTAR_FUZZ_PART"):  # the other parts have them
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
     elif "JOESTAR_REAL_CAPTURES" not in os.environ:
         kinds.keep(PASSED)

@@ -248,12 +248,13 @@ def test_whole_runs_find_a_difference_that_no_test_sees(tmp_path):
     assert "test_some.py::test_same[3]" in told
 
 
-def test_a_word_divides_tests_in_halves():
-    """Another one otherwise: of ten words in a row hardly any test is left out by all."""
-    from tests.conftest import in_half
+def test_a_word_chooses_a_part_of_the_tests():
+    """Another one otherwise: of twenty words in a row hardly any test is left out by all."""
+    from tests.conftest import in_part
 
     names = [f"tests/some/test_some.py::test_some[{n}]" for n in range(2000)]
-    halves = [{name for name in names if in_half(name, word)} for word in "abcdefghij"]
-    assert all(900 < len(half) < 1100 for half in halves)
-    assert all(400 < len(one & other) < 600 for one, other in itertools.pairwise(halves))
-    assert len(set().union(*halves)) > 1990
+    parts = [{name for name in names if in_part(name, f"4:{word}")} for word in "abcdefghijklmnopqrst"]
+    assert all(430 < len(part) < 570 for part in parts)
+    assert all(80 < len(one & other) < 170 for one, other in itertools.pairwise(parts))
+    assert len(set().union(*parts)) > 1980
+    assert {name for name in names if in_part(name, "1:a")} == set(names)
