@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from joestar.data.columns import MISSING, CodeCollector, IdCollector
 from joestar.errors import DataError
 
@@ -20,8 +22,9 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
         return None
     types = {name: pyarrow.float64() if role == "number" else pyarrow.string() for name, role in roles.items()}
     try:
+        file = _Counted(pyarrow.input_stream(str(path)))  # unpacked by the end of its name
         reader = csv.open_csv(
-            path,
+            pyarrow.PythonFile(file, "r"),
             csv.ReadOptions(
                 block_size=BLOCK, skip_rows=layout.skipped + layout.header, column_names=layout.names, encoding="utf8"
             ),
@@ -31,9 +34,26 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
                 null_values=sorted({form for text in MISSING for form in (text, text.upper(), text.capitalize())}),
             ),
         )  # fmt: skip
-        return _collect(reader, roles)
+        found = _collect(reader, roles)
+        return None if file.quotes % 2 else found  # one is never closed: all behind it is one field to pyarrow
     except (pyarrow.ArrowException, OSError, _UnlikeError):  # what is damaged is named by the slow reader
         return None
+
+
+class _Counted:
+    """A file that counts the quotes that are read of it."""
+
+    def __init__(self, file):
+        self.file, self.quotes, self.closed = file, 0, False
+
+    def read(self, size: int = -1) -> bytes:
+        piece: bytes = self.file.read(size)
+        self.quotes += piece.count(b'"')
+        return piece
+
+    def close(self) -> None:
+        self.closed = True
+        self.file.close()
 
 
 class _UnlikeError(Exception):
@@ -78,6 +98,14 @@ def _add_ids(collector: IdCollector, column, compute) -> None:
             pass
     coded = column.dictionary_encode()
     collector.add_coded(coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False))
+
+
+def array_of(column) -> np.ndarray:
+    """A column of pyarrow, chunked or not; of one that is coded the values, as a missing one has no code to NumPy."""
+    import pyarrow
+
+    coded = pyarrow.types.is_dictionary(column.type)
+    return (column.cast(column.type.value_type) if coded else column).to_numpy(zero_copy_only=False)
 
 
 def read_parquet(path: Path):

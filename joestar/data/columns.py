@@ -201,9 +201,12 @@ def _whole(array: np.ndarray, where: str, line: Callable[[int], str]) -> Ids:
     missing = np.flatnonzero(np.isnan(array))
     if len(missing):
         raise DataError(f"{where}: {line(missing[0])} has no id. Remove such rows, or give them ids.")
-    wrong = np.flatnonzero((array != np.floor(array)) | (np.abs(array) > 2**53))
+    most = np.float64(2) ** (np.finfo(array.dtype).nmant + 1)  # from it on an integer may have been another one
+    wrong = np.flatnonzero((array != np.floor(array)) | (np.abs(array) >= most))
     if len(wrong):
-        raise DataError(f"{where}: ids must be integers or text; {line(wrong[0])} has {array[wrong[0]]}.")
+        found = array[wrong[0]]
+        cut = f" {array.dtype} holds not every integer from {int(most)} on." * bool(most <= abs(found) < np.inf)
+        raise DataError(f"{where}: ids must be integers or text; {line(wrong[0])} has {found}.{cut}")
     return Ids(array.astype(np.int64))
 
 

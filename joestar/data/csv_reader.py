@@ -5,7 +5,7 @@ import csv
 import gzip
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,24 +150,44 @@ def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
     with _reading(path), _open(path) as file:
         for _ in range(layout.skipped):
             next(file)
-        reader = _reader(file, layout.delimiter)
         header = layout.header
-        try:
-            for fields in reader:
-                if not fields or (width > 1 and fields == [""]):
-                    continue
-                if header:
-                    header = False
-                    continue
-                if len(fields) != width:
-                    line = layout.skipped + reader.line_num
-                    raise DataError(
-                        f"{path}: line {line} has {len(fields)} fields, the first has {width} "
-                        f"(separated by {layout.delimiter!r}). Correct the line, or give delimiter=..."
-                    )
-                yield layout.skipped + reader.line_num, fields
-        except csv.Error as error:
-            raise DataError(f"{path}: line {layout.skipped + reader.line_num} cannot be read ({error}).") from None
+        for line, fields in rows_of(file, layout.delimiter, path, layout.skipped):
+            if not fields or (width > 1 and fields == [""]):
+                continue
+            if header:
+                header = False
+                continue
+            if len(fields) != width:
+                raise DataError(
+                    f"{path}: line {line} has {len(fields)} fields, the first has {width} "
+                    f"(separated by {layout.delimiter!r}). Correct the line, or give delimiter=..."
+                )
+            yield line, fields
+
+
+_END = "\x1eend-of-table\x1e"
+"""A row behind the last one: where a quote is still open it becomes part of a field."""
+
+
+def rows_of(lines: Iterable[str], delimiter: str, path: Path, before: int) -> Iterator[tuple[int, list[str]]]:
+    """(its last line, fields) of every row of lines, behind ``before`` others of a file.
+
+    Raises:
+        DataError: a line cannot be read, or a quote is never closed: all behind it would be one field.
+    """
+    reader, first = _reader(itertools.chain(lines, [_END]), delimiter), before + 1
+    try:
+        for fields in reader:
+            if fields == [_END]:
+                return
+            if fields and _END in fields[-1]:
+                raise DataError(
+                    f"{path}: a quote that is opened in line {first} is never closed. Close it, or remove it."
+                )
+            yield before + reader.line_num, fields
+            first = before + reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}: line {before + reader.line_num} cannot be read ({error}).") from None
 
 
 @contextlib.contextmanager
@@ -200,7 +220,7 @@ def _fields(lines: list[str], delimiter: str) -> list[list[str]]:
 
 def _delimiter(path: Path, line: str) -> str:
     """Tab in ``.tsv`` files; else the first of these that the first line has."""
-    if ".tsv" in path.suffixes:
+    if ".tsv" in map(str.lower, path.suffixes):
         return "\t"
     return next((mark for mark in (",", "\t", ";", " ") if mark in line.strip()), ",")
 
@@ -212,11 +232,12 @@ def _has_header(rows: list[list[str]], asked: list[str]) -> bool:
     if len(rows[0]) > 1 and not rows[0][0]:  # an index of a data frame has no name
         rows = [row[1:] for row in rows]
     first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
-    if any(_is_number(field) for field in first) or "" in first or len(set(first)) < len(first):
+    named = [field for field in first if field]
+    if any(_is_number(field) for field in first) or len(set(named)) < len(named):
         return False
-    if any(field.lower() in KNOWN for field in first):
+    if any(field.lower() in KNOWN for field in first):  # also where lines end in a delimiter: the last name is empty
         return True
-    return bool(rest) and any(all(_is_number(row[i]) for row in rest) for i in range(len(first)))
+    return bool(rest) and "" not in first and any(all(_is_number(row[i]) for row in rest) for i in range(len(first)))
 
 
 def _is_number(text: str) -> bool:

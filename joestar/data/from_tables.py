@@ -104,7 +104,8 @@ def from_tables(
     attributes = _rest(table, edge_attr, [*ends, weight])
     for numbers in ([weight], attributes):  # a weight may be an attribute, too
         _check_roles(table, {"source": ends[:1], "target": ends[1:], "weight or edge_attr": numbers})
-    read = table.read(dict.fromkeys(ends, "id") | {name: "number" for name in (*attributes, weight) if name})
+    numbers = [*attributes, weight]
+    read = table.read(dict.fromkeys(ends, "id") | {name: "number" for name in numbers if name is not None})
     sides = (read[ends[0]], read[ends[1]])
     known = _read_nodes(nodes, sides, table, ends, (id, features, label, split, task, fill, header, delimiter), notes)
     edata = {}
@@ -275,7 +276,7 @@ def _check_roles(table, roles: dict[str, list]) -> None:
     """Raises ``DataError`` for a column that is asked for twice: an id as a number, a label as a feature."""
     taken: dict[str, str] = {}
     for role, names in roles.items():
-        for name in filter(None, names):
+        for name in (name for name in names if name is not None):
             if name in taken:
                 twice = f"twice as {role}" if taken[name] == role else f"as {taken[name]} and as {role}"
                 raise DataError(

@@ -166,6 +166,10 @@ class FrameTable:
         column = self.columns[name]
         if hasattr(column, "detach"):
             column = on_host(column)
+        elif type(column).__module__.partition(".")[0] == "pyarrow":
+            from joestar.data.arrow import array_of
+
+            column = array_of(column)
         for method in ("to_numpy", "numpy"):
             if hasattr(column, method):
                 array = np.asarray(getattr(column, method)())

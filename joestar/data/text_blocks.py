@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from joestar.data import csv_reader
 from joestar.data.columns import number_of
 from joestar.errors import DataError
 
@@ -49,7 +50,7 @@ def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Blo
             rest = b""
             while piece := file.read(size):
                 piece = rest + piece
-                cut = piece.rfind(b"\n") + 1
+                cut = _last_end(piece, 2 * size)
                 content, rest = piece[:cut], piece[cut:]
                 if content:
                     block = Block(content, start, line)
@@ -59,6 +60,17 @@ def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Blo
                 yield Block(rest, start, line)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: expected a table, but it cannot be read ({error}). Is it complete?") from None
+
+
+def _last_end(piece: bytes, most: int) -> int:
+    """Where the last line ends that does not end within quotes; of more than ``most`` bytes of such: the last line."""
+    last = cut = piece.rfind(b"\n") + 1
+    within = piece.count(b'"', 0, cut) % 2
+    while within:
+        before = piece.rfind(b"\n", 0, cut - 1) + 1
+        within ^= piece.count(b'"', before, cut) % 2
+        cut = before
+    return cut or (last if len(piece) > most else 0)
 
 
 def columns_of(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:
@@ -82,6 +94,8 @@ def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype
     except ImportError:
         return None
     if delimiter == " " or b"0x" in block.content or b"0X" in block.content:  # which it takes for a number
+        return None
+    if block.content.count(b'"') % 2:  # it ends a quote that is left open with the block
         return None
     names = [str(place) for place in range(width)]
     kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
@@ -136,12 +150,8 @@ def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delim
     number = int if np.issubdtype(dtype, np.integer) else float
     what = "whole numbers" if number is int else "numbers"
     kept: list[list] = [[] for _ in wanted]
-    for row, line in enumerate(block.content.splitlines()):
-        text = line.decode("utf-8", "replace").strip()
-        if not text:
-            continue
-        at = f"{path}: line {block.line + row + 1}"
-        fields = text.split() if delimiter == " " else text.split(delimiter)
+    for row, fields in _rows(block, path, width, delimiter):
+        at = f"{path}: line {row}"
         if len(fields) != width:
             raise DataError(f"{at} has {len(fields)} fields, expected {width} (separated by {delimiter!r}).")
         for values, place in zip(kept, wanted, strict=True):
@@ -157,3 +167,15 @@ def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delim
                     "joestar.data.from_tables."
                 ) from None
     return [np.array(values, dtype=dtype) for values in kept]
+
+
+def _rows(block: Block, path: Path, width: int, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, fields) of all lines that are not empty; fields in quotes may hold delimiters and ends of lines."""
+    if width > 1 and delimiter != " " and b'"' in block.content:
+        lines = io.StringIO(block.content.decode("utf-8", "replace"), newline="")
+        rows = csv_reader.rows_of(lines, delimiter, path, block.line)
+        yield from (row for row in rows if "".join(row[1]).strip() or len(row[1]) > 1)
+        return
+    for row, line in enumerate(block.content.splitlines()):
+        if text := line.decode("utf-8", "replace").strip():
+            yield block.line + row + 1, text.split() if delimiter == " " else text.split(delimiter)

@@ -161,6 +161,7 @@ def test_load_takes_tables_folders_and_frames(folder):
         ("\ufeffsource\ttarget\n1\t2\n", ["source", "target"], 1),
         ("a,b,note\n1,2,hello there\n", ["a", "b", "note"], 1),
         ("1,\n2,3\n", ["0", "1"], 2),
+        ("id,size,\n1,2,\n", ["id", "size", ""], 1),  # every line ends in a delimiter
     ],
 )
 def test_headers_and_delimiters_are_seen(tmp_path, text, names, rows):
@@ -227,6 +228,10 @@ def test_frames_by_what_they_have():
     with pytest.raises(DataError, match="edges, column 'u': row 1 has no id"):
         from_tables(gap)
     assert from_tables(Frame(u=Series([1.0, 5.0]), v=Series([2, 3])), verbose=False).mapping.to_raw([3]) == [5]
+    for dtype, most in (("float16", 2**11), ("float32", 2**24), ("float64", 2**53)):
+        with pytest.raises(DataError, match=rf"row 1 has .*{dtype} holds not every integer from {most} on"):
+            from_tables(Frame(u=Series([1, most + 1], dtype), v=Series([2, 3])), verbose=False)
+        assert from_tables(Frame(u=Series([1, most - 1], dtype), v=Series([2, 3]))).mapping.to_ids(most - 1) == 3
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
@@ -242,6 +247,29 @@ def test_real_frames(library):
     assert graph.ndata["y"].tolist() == [0, -100, 1] and graph.class_names == ["x", "y"]
     numbers = make({"source": [10**12, 5], "target": [5, 7]})
     assert from_tables(numbers, verbose=False).mapping.to_raw([0, 1, 2]) == [5, 7, 10**12]
+
+
+@pytest.mark.parametrize("form", ["table", "parquet", "arrays"])
+def test_missing_values_of_coded_columns_stay_missing(tmp_path, form):
+    """To NumPy pyarrow gives the last value of the code for them, and of arrays by themselves nothing."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def made(path, **columns):
+        columns = {name: pyarrow.array(values).dictionary_encode() for name, values in columns.items()}
+        if form == "arrays":
+            return columns
+        parquet.write_table(pyarrow.table(columns), tmp_path / path)
+        return tmp_path / path if form == "parquet" else pyarrow.table(columns)
+
+    edges = made("e.parquet", source=["a", "b"], target=["b", "c"], weight=[2.0, None])
+    nodes = made("n.parquet", id=["a", "b", "c"], label=["x", None, "y"], split=["train", None, "test"])
+    graph = from_tables(edges, nodes, fill=7, verbose=False)
+    assert edges_of(graph) == {("a", "b", 2): 1, ("b", "c", 7): 1}
+    assert graph.ndata["y"].tolist() == [0, -100, 1]
+    assert graph.train_idx.tolist() == [0] and graph.test_idx.tolist() == [2]
+    with pytest.raises(DataError, match="column 'target': row 1 has no id"):
+        from_tables(made("e.parquet", source=["a", "b"], target=["b", None]), verbose=False)
 
 
 def test_parquet_and_what_is_said_without_pyarrow(tmp_path, monkeypatch):

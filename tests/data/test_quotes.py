@@ -1,0 +1,80 @@
+"""Fields in quotes: they may hold delimiters and ends of lines, wherever blocks of text end, and must be closed."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+import joestar
+from joestar.data import csv_reader, edge_sources, from_tables, text_blocks
+from joestar.data.convert import convert
+from joestar.data.structure import EdgeRules
+from joestar.errors import DataError
+
+from .converting import QUIET, assert_structure
+
+EDGES = np.array([[0, 1, 2, 3] * 30, [1, 2, 3, 0] * 30])
+NOTES = ['"one, 0x10"', '"over\n7,8,lines"', "none", '"said ""so""\nand\n\nmore"']
+"""Of which a line by itself is an edge, one is empty, and one has a number that pyarrow is not asked to read."""
+
+
+def table(first):
+    """Text with a column of notes before or behind the ends of the edges."""
+    rows = [(s, d, NOTES[i % len(NOTES)]) for i, (s, d) in enumerate(EDGES.T.tolist())]
+    rows = [(note, s, d) if first else (s, d, note) for s, d, note in rows]
+    names = "note,source,target\n" if first else "source,target,note\n"
+    return names + "".join(f"{a},{b},{c}\n" for a, b, c in rows)
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize("size", [60, 100, 4096])
+@pytest.mark.parametrize("first", [True, False])
+def test_blocks_end_between_rows(tmp_path, monkeypatch, arrow, size, first):
+    if not arrow:
+        monkeypatch.setattr(text_blocks, "_by_arrow", lambda *arguments: None)
+    blocks = text_blocks.blocks
+    monkeypatch.setattr(edge_sources, "blocks", lambda path, step, *at: blocks(path, size, *at))
+    (tmp_path / "edges.csv").write_text(table(first))
+    graph = joestar.load(convert(tmp_path / "edges.csv", tmp_path / "graph", **QUIET))
+    assert_structure(graph, EDGES, 4, EdgeRules(False, False, False))
+
+
+def test_quotes_that_are_no_brackets_hold_up_nothing(tmp_path):
+    """A single one, as for inches: the lines behind it are read in blocks that do not grow without end."""
+    text = b"".join(b'%d,%d,5" pipe\n' % (i, i + 1) if i == 3 else b"%d,%d,none\n" % (i, i + 1) for i in range(1000))
+    (tmp_path / "edges.csv").write_bytes(text)
+    found = list(text_blocks.blocks(tmp_path / "edges.csv", 500))
+    assert b"".join(block.content for block in found) == text
+    assert all(block.content.endswith(b"\n") and len(block.content) <= 3 * 500 for block in found)
+    ends = [text_blocks.columns_of(block, tmp_path / "edges.csv", 3, [0, 1], ",", np.int64) for block in found]
+    assert np.concatenate([sources for sources, _ in ends]).tolist() == list(range(1000))
+
+
+def test_wrong_fields_are_named_in_their_own_line(tmp_path):
+    (tmp_path / "edges.csv").write_text('source,target,note\n0,1,"a, b"\n1,2,"two\nlines"\nx,2,c\n')
+    with pytest.raises(DataError, match=r"edges.csv: line 5, field 1: expected whole numbers; got 'x'"):
+        convert(tmp_path / "edges.csv", tmp_path / "graph", **QUIET)
+
+
+OPEN = '0,1,"oops\n1,2,fine\n2,3,fine\n'
+NEVER = r"a quote that is opened in line 3 is never closed. Close it, or remove it."
+
+
+@pytest.mark.parametrize("read", ["slow", "pyarrow", "convert", "nodes"])
+@pytest.mark.parametrize("end", ["csv", "csv.gz"])
+def test_a_quote_that_is_left_open_does_not_swallow_rows(tmp_path, monkeypatch, read, end):
+    path = tmp_path / f"edges.{end}"
+    text = ("id,f,note\n" if read == "nodes" else "source,target,note\n") + f"3,0,fine\n{OPEN}"
+    path.write_bytes(gzip.compress(text.encode()) if end == "csv.gz" else text.encode())
+    monkeypatch.setattr(csv_reader, "FAST_FROM", 1 << 30 if read == "slow" else 0)
+    edges, options = ({"source": [0], "target": [0]}, {"nodes": path}) if read == "nodes" else (path, {"edge_attr": []})
+    with pytest.raises(DataError, match=NEVER):
+        convert(path, tmp_path / "graph", **QUIET) if read == "convert" else from_tables(edges, **options)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", " ", ";"])
+def test_the_last_row_may_end_the_file(tmp_path, delimiter):
+    path = tmp_path / "edges.txt"
+    path.write_text(f'"source"{delimiter}"target"\n"a b"{delimiter}"c"\n"c"{delimiter}"a b"')
+    graph = from_tables(path, delimiter=delimiter, verbose=False)
+    assert graph.mapping.raw.tolist() == ["a b", "c"] and graph.num_edges == 2
