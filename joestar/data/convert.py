@@ -14,7 +14,7 @@ from typing import Any
 
 from joestar.data.convert_inputs import Inputs, check_text, chooser, find_inputs
 from joestar.data.degrees import degrees_of
-from joestar.data.edge_sources import Edges, ParquetEdges, array_edges, fingerprint, text_edges
+from joestar.data.edge_sources import Edges, ParquetEdges, array_edges, check_unchanged, fingerprint, text_edges
 from joestar.data.external_sort import MOST_NODES, Sorter, highest_id
 from joestar.data.folder_meta import META, PARTIAL
 from joestar.data.folder_writer import FolderWriter, check_target, full
@@ -107,19 +107,22 @@ def convert(
         "text": [header, delimiter, columns],
     }  # fmt: skip
     tag = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]
-    writer = None
+    writer, complete = None, False
     try:
         writer = FolderWriter(target, overwrite=overwrite, tag=tag, resume=True)
         journal = Journal(writer.folder, request)
         if not journal.complete:
             work = _Work(inputs, writer, journal, limit, progress)
             work.run(rules, num_nodes, dtype, task or inputs.task, check, (header, delimiter, columns))
-        done = read_edges(writer.folder)
+            check_unchanged(inputs.files, request["files"])
+        done, complete = read_edges(writer.folder), True
         writer.settle()
     except OSError as error:
         raise full(target, error) from error
-    except DataError:  # of a file: once it is mended, nothing of this is of use
-        if writer is not None:
+    except DataError as error:
+        if complete:
+            raise DataError(f"{error} The graph is kept in {writer.folder}: the same command then names it.") from None
+        if writer is not None:  # of a file: once it is mended, nothing of this is of use
             writer.discard()
         raise
     finally:
@@ -176,7 +179,7 @@ class _Work:
         header, delimiter, columns = text
         path, folder = self.inputs.edges, self.writer.folder
         source, destination = columns or (None, None)
-        if path.suffix in PARQUET:
+        if path.suffix.lower() in PARQUET:
             return ParquetEdges(path, chooser(path, source, destination))
         if path.suffix in (".npy", ".npz"):
             rows = npy_rows(path) if path.suffix == ".npy" else npz_rows(path, self.inputs.key)

@@ -102,7 +102,14 @@ def _of_folder(folder: Path, limit: int) -> Inputs:
         if path.is_file():
             made.splits[part] = split_ids(npy_rows(path))
             made.files.append(path)
+    read = {path.name for path in made.files}
+    others = sorted(path.name for path in folder.iterdir() if path.name.endswith(_DATA) and path.name not in read)
+    made.notes += [f"files that are not converted: {', '.join(others)}"] * bool(others)
     return made
+
+
+_DATA = (".npy", ".npz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", *PARQUET)
+"""How names of files end that may be meant for a part of the graph."""
 
 
 def _of_file(path: Path) -> Inputs:
@@ -214,7 +221,7 @@ def _single(counts: np.ndarray, raw: Path) -> int:
 def check_text(inputs: Inputs, header: bool | None, delimiter: str | None, columns: tuple | None) -> None:
     """Raises ``ConfigError`` where one of these would be passed over: edges in arrays, or in a format's own text."""
     own = inputs.layout is None and is_table(inputs.edges)
-    used = {"header": own and inputs.edges.suffix not in PARQUET, "columns": own}
+    used = {"header": own and inputs.edges.suffix.lower() not in PARQUET, "columns": own}
     used["delimiter"] = used["header"]
     for name, value in (("header", header), ("delimiter", delimiter), ("columns", columns)):
         if value is not None and not used[name]:

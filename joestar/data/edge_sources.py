@@ -267,3 +267,13 @@ def fingerprint(path: Path) -> str:
     """What tells that a file was changed: path, size and time."""
     found = path.stat()
     return json.dumps([str(path.absolute()), found.st_size, found.st_mtime_ns])
+
+
+def check_unchanged(paths: Sequence[Path], before: Sequence[str]) -> None:
+    """Raises ``DataError`` for a file whose fingerprint is another one than before it was read."""
+    for path, known in zip(paths, before, strict=True):
+        if not path.exists() or fingerprint(path) != known:
+            raise DataError(
+                f"{path}: it was changed while it was read, so part of the graph would be of the old file and part of "
+                "the new one. Run it again once nobody writes to it."
+            )

@@ -138,7 +138,7 @@ class Labels:
                     "Targets of a regression: --task regression (task='regression')."
                 )
             y = np.where(known, y, UNLABELLED)
-        beyond = np.flatnonzero(y > MOST_CLASSES)
+        beyond = np.flatnonzero(y > np.float64(MOST_CLASSES))  # which is none of float16
         if len(beyond):
             raise DataError(
                 f"{self.y.where}: class ids must be 0..C-1; row {first + int(beyond[0])} is {y[beyond[0]]}, beyond "

@@ -227,7 +227,21 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     convert(tmp_path / "edges.csv", tmp_path / "graph", undirected=True)
     said = capsys.readouterr().err
     assert "3 edges given; 1 self-loops kept; reverses added; duplicates dropped: 3 edges." in said
-    assert "columns of edges that are not converted: weight" in said
+    assert "columns of edges that are not converted: weight" in said and "files" not in said
+    for name in ("valid_idx.npy", "x.npy", "README.txt"):
+        (tmp_path / name).write_bytes(b"")
+    convert(tmp_path, tmp_path / "other")
+    assert "files that are not converted: valid_idx.npy, x.npy\n" in capsys.readouterr().err
+
+
+def test_ends_of_names_and_dtypes_of_any_kind(tmp_path, recwarn):
+    pytest.importorskip("pyarrow")
+    edges = np.array([[0, 1, 2], [1, 2, 0]])
+    file = write_edges(tmp_path, "parquet", edges).rename(tmp_path / "EDGES.PARQUET")
+    np.save(tmp_path / "y.npy", np.array([0, np.nan, 2], np.float16))
+    graph = joestar.load(convert(file, tmp_path / "graph", labels=tmp_path / "y.npy", **QUIET))
+    assert_structure(graph, edges, 3, EdgeRules(False, False, False))
+    assert graph.ndata["y"].tolist() == [0, -100, 2] and not recwarn.list
 
 
 def test_archives_say_what_they_hold(tmp_path, capsys):

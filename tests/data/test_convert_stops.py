@@ -162,6 +162,38 @@ def test_a_file_that_became_shorter_is_not_gone_on_with(tmp_path, monkeypatch, n
     assert joestar.load(convert(source, tmp_path / "graph", **QUIET), verify=True).num_edges == 700
 
 
+def test_what_is_in_the_way_at_the_end_costs_no_work(tmp_path, monkeypatch):
+    source, target = whole_folder(tmp_path / "source"), tmp_path / "graph"
+
+    def progress(what, done, total):
+        target.mkdir(exist_ok=True)
+        (target / "mine.txt").write_text("mine")
+
+    with pytest.raises(DataError, match=r"exists already.*The graph is kept in .*: the same command then names it"):
+        convert(source, target, progress=progress, **QUIET)
+    (target / "mine.txt").unlink()  # and nothing else: what is there is left alone
+    target.rmdir()
+    monkeypatch.setattr(sys.modules["joestar.data.convert"], "_Work", None)
+    assert joestar.load(convert(source, target, **QUIET), verify=True).num_edges == 700
+
+
+@pytest.mark.parametrize("name", ["edges.npy", "features.npy", "train_idx.npy"])
+@pytest.mark.parametrize("change", ["written", "removed"])
+def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, name, change):
+    """Half of the graph would be of the old file."""
+    source = whole_folder(tmp_path / "source")
+
+    def progress(what, done, total):
+        if what == "checksums" and change == "written":
+            (source / name).write_bytes((source / name).read_bytes() + b"more")
+        elif what == "checksums":
+            (source / name).unlink()
+
+    with pytest.raises(DataError, match=rf"{name}: it was changed while it was read.*Run it again once"):
+        convert(source, tmp_path / "graph", progress=progress, **QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_a_complete_folder_only_wants_its_name(tmp_path, monkeypatch):
     source = whole_folder(tmp_path / "source")
     settle = FolderWriter.settle
