@@ -4,6 +4,7 @@ While the graph is symbolic, a dimension *is* the set it ranges over: ``s43`` ma
 dropout find the node ids behind a row, and padding find the count behind a mean.
 """
 
+import functools
 import operator
 from dataclasses import dataclass, field
 
@@ -108,9 +109,15 @@ class SizeTable:
     def with_loops(self, expr: sympy.Expr) -> sympy.Expr | None:
         """The edges with added self-loops (valid ones unknown from sizes alone) that ``expr`` is a multiple of."""
         for edges in self.edges:
-            if not edges.is_Symbol and edges not in self.exact and sympy.cancel(expr / edges).is_number:
+            if not edges.is_Symbol and edges not in self.exact and _is_multiple(expr, edges):
                 return edges
         return None
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _is_multiple(expr: sympy.Expr, of: sympy.Expr) -> bool:
+    """Whether one is a number of times the other; asked of the same sizes over and over, and slow to find."""
+    return expr.free_symbols == of.free_symbols and sympy.cancel(expr / of).is_number
 
 
 def size_table(gm: fx.GraphModule, roles: list[Input]) -> SizeTable:

@@ -115,6 +115,16 @@ def test_biases_are_converted_with_the_weights():
         assert (made.dtype, made.shape) == (ours.dtype, ours.shape) and torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize(("graph", "target"), [(joined(), JOIN), (with_biases([(5,)]), JOIN), (split(), SPLIT)])
+def test_what_pytorch_noted_of_other_arguments_is_forgotten(graph, target):
+    """Inductor gives a node the strides that its arguments had where it was traced: there have to be as many."""
+    for node in graph.find_nodes(op="call_function", target=target):
+        node.meta |= {"eager_input_vals": (node.args, {}), "arg_kwarg_vals": (node.args, {}), "stack_trace": "here"}
+    assert join_casts.run(graph) == 1
+    (node,) = graph.find_nodes(op="call_function", target=target)
+    assert node.meta.keys() == {"val", "stack_trace"}
+
+
 @pytest.mark.parametrize(("shapes", "options", "left"), [
     ([(5, 5)], {}, 1), ([(2**14 + 1,)], {}, 1), ([(0,)], {}, 1), ([(5,)], {"dtype": torch.float16}, 1),
     ([(5,)], {"early": True}, 1), ([(5,)], {"computed": True}, 1), ([(5,)] * 20, {}, 7),

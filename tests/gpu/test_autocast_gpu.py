@@ -15,9 +15,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 NODES, FEATURES, HIDDEN, CLASSES, BATCH = 2000, 100, 64, 7, 200
 FANOUTS = [6, 4]
+CLASSES_OF = {"SAGE, joined weights": 100}
 COMMON = (FEATURES, HIDDEN, 2, CLASSES)
 OWN = {
     "SAGE": lambda: jnn.GraphSAGE(*COMMON),
+    "SAGE, joined weights": lambda: jnn.GraphSAGE(FEATURES, HIDDEN, 2, CLASSES_OF["SAGE, joined weights"]),
     "SAGE, norm": lambda: jnn.GraphSAGE(*COMMON, norm="layer_norm", act="gelu"),
     "GCN": lambda: jnn.GCN(*COMMON),
     "GIN": lambda: jnn.GIN(*COMMON),
@@ -27,13 +29,13 @@ USER = ("dot_attention", "edge_features", "gat_edges", "gatv2", "pna", "softmax_
 LAYERS = ("FiLM", "GCNII", "gates per edge", "SAGE, ELU", "cat-SAGE, `lin(cat([x, agg]))`")
 
 
-def make_graph(features: torch.dtype) -> joestar.Graph:
+def make_graph(features: torch.dtype, classes: int = CLASSES) -> joestar.Graph:
     """Features as a table in 16 bits holds them, in ``features``; a hub, and nodes that no edge reads."""
     random = torch.Generator().manual_seed(1)
     edges = torch.randint(0, NODES - 9, (2, 8 * NODES), generator=random)
     hub = torch.stack([torch.arange(0, 300), torch.full((300,), 7)])
     x = torch.randn(NODES, FEATURES, generator=random).to(torch.bfloat16)
-    y = torch.randint(0, CLASSES, (NODES,), generator=random)
+    y = torch.randint(0, classes, (NODES,), generator=random)
     return joestar.Graph.from_edge_index(torch.cat([edges, hub], 1), NODES, {"x": x.to(features), "y": y})
 
 
@@ -81,7 +83,7 @@ def test_in_tf32(name, tf32):
 
 def check(name, features, autocast):
     """Root of the mean square over mini-batches, each from the same weights."""
-    graphs = [make_graph(features) for _ in range(3)]
+    graphs = [make_graph(features, CLASSES_OF.get(name, CLASSES)) for _ in range(3)]
     net, *_ = (make_net(name, graph) for graph in graphs)
     net.to("cuda")
     ours, in_float64, graph = (graph.to("cuda") for graph in graphs)
@@ -104,6 +106,8 @@ def check(name, features, autocast):
         eager = plain(before, graph, batch, number, autocast or torch.float32)
         rows.append(({"loss": loss.detach().double()} | grads, eager, exact))
     assert step.counters.fallbacks == 0 and len(rows) == 4
+    joined = sum(row.rewrites for row in step.report().programs[0].passes if row.name == "join-together")
+    assert joined or name != "SAGE, joined weights"
     sizes = {key: sum(float(exact[key].square().sum()) for *_, exact in rows) for key in exact}
     for key, size in sizes.items():
         if size < 1e-12 * max(sizes.values()):  # zero but for rounding: a bias of all scores of a softmax

@@ -59,7 +59,7 @@ def _join(node: fx.Node) -> bool:
         return False
     (dtype,) = dtypes
     node.args = (*node.args, _name(dtype))
-    node.meta = {**node.meta, "val": [value.new_empty(value.shape, dtype=dtype) for value in node.meta["val"]]}
+    node.meta = {**origin(node), "val": [value.new_empty(value.shape, dtype=dtype) for value in node.meta["val"]]}
     for item in items:
         item.meta = {**item.meta, "val": node.meta["val"][item.args[1]]}
         for reader in list(item.users):
@@ -78,7 +78,7 @@ def _take_biases(node: fx.Node, dtype: torch.dtype) -> None:
         return
     vectors, made = [cast.args[0] for cast in casts], [cast.meta["val"] for cast in casts]
     node.args = ([*parts, *vectors], [*counts, *[1] * len(casts)], [*widths, *[1] * len(casts)], name)
-    node.meta = {**node.meta, "val": [*node.meta["val"], *(value.new_empty((value.shape[0], 1)) for value in made)]}
+    node.meta = {**origin(node), "val": [*node.meta["val"], *(value.new_empty((value.shape[0], 1)) for value in made)]}
     for i, cast in enumerate(casts, len(counts)):
         with node.graph.inserting_before(cast):
             column = node.graph.call_function(operator.getitem, (node, i))
