@@ -65,6 +65,9 @@ _ADVICE = (
      "model multiplies messages by weights of 0 and 1"),
     (("trace_autograd_ops",), "losses without gradients inside: autograd runs once, behind the traced program"),
     (("Could not guard on", "Could not extract", "data-dependent branching", "Data-dependent branching"), _TENSORS),
+    (("aten.equal",),
+     "keep the value in a tensor: (a == b).all() in place of torch.equal. torch.cov and torch.corrcoef ask it as well: "
+     "c = x - x.mean(0); c.T @ c / (len(x) - 1) is the covariance of columns"),
     ((".item()", "Tensor.item", "tolist", "Data dependent operator"),
      "keep the value in a tensor: .item(), .tolist() or torch.equal would bring it to the host in every step"),
     (("Dynamic shape operator", "nonzero"),

@@ -99,7 +99,8 @@ def union(
     except ValueError as error:
         raise SamplerError(
             f"{name}: a block has eids that are not the positions of its edges in the graph ({error}). Edges that the "
-            "graph does not have need no eids, but have to be made of the picks of sampling calls."
+            "graph does not have need no eids, but have to be made of the picks of sampling calls. A second graph "
+            "cannot be drawn from here: sample one that has the edges of both, told apart by its edata (graph + other)."
         ) from None
     macro = MacroBatch(*parts)
     if made is not None:

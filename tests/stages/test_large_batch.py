@@ -343,7 +343,13 @@ def _falling(graph, seeds):
     return [Block(indptr, block.indices, block.srcs, block.dsts, graph, block.eids)]
 
 
+def _of_a_second_graph(graph, seeds):
+    other = graph.keep_edges(torch.arange(graph.num_edges) % 2 == 0)
+    return [other.with_context(graph.context)[:, seeds].compact()]
+
+
 WRONG = {
+    "a second graph": (_of_a_second_graph, r"the edges of both, told apart by its edata \(graph \+ other\)"),
     "edges from nowhere": (Whole(eids=False).sample, "no sampling call found its node"),
     "nodes that are none": (_outside, r"srcs\[\d+\] = 60 is not a node"),
     "eids of other edges": (_shifted, "not the positions of its edges"),

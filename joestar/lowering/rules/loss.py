@@ -1,6 +1,7 @@
 """Losses over padded seeds: padded rows are ignored by index, or left out of the mean."""
 
 import math
+import operator
 
 import torch
 from torch import fx
@@ -9,7 +10,7 @@ from joestar.lowering import fakes
 from joestar.lowering.rules.arguments import argument, set_argument
 from joestar.lowering.rules.lookup import nowhere_if_beyond
 from joestar.lowering.rules.pointwise import guard_operand
-from joestar.lowering.sizes import expression, padded_dims
+from joestar.lowering.sizes import expression, padded_dims, same_size
 
 aten = torch.ops.aten
 joestar = torch.ops.joestar
@@ -31,7 +32,8 @@ def _by_index(context, node: fx.Node) -> None:
     if value.dim() < 2 or padded - ({0, 1} if pairs else {0}):
         raise context.refuse(
             node, f"takes padded rows for classes or positions (shape {tuple(value.shape)})",
-            "Nodes must be dimension 0, classes dimension 1; or one class per node, without label_smoothing, and ids.",
+            "Nodes must be dimension 0, classes dimension 1; or one class per node, without label_smoothing, and ids. "
+            "With probabilities p of rows: -(p * (x - x.logsumexp(1, keepdim=True))).sum(1).mean().",
         )  # fmt: skip
     if not of_ids:
         _per_entry(context, node)
@@ -75,7 +77,7 @@ def _without_waiting(context, node: fx.Node) -> None:
 
 
 def _per_entry(context, node: fx.Node) -> None:
-    """Any loss with ``reduction``: computed per entry, then reduced over the valid rows."""
+    """Any loss with ``reduction``: computed per entry, then reduced over the valid rows, of pairs over both of them."""
     reduction = argument(node, "reduction")
     set_argument(node, "reduction", NONE)
     losses = _value(node)
@@ -86,20 +88,26 @@ def _per_entry(context, node: fx.Node) -> None:
             node, f"takes padded rows for columns (shape {tuple(wide[0].meta['val'].shape)})",
             "Nodes must be dimension 0; F.cross_entropy may have them as dimension 1, too.",
         )  # fmt: skip
-    for index in range(len(node.args)):
-        guard_operand(context, node, index, _HARMLESS)
-    if reduction == NONE:
-        return
-    if len(padded) != 1:
+    if reduction != NONE and len(padded) != 1 and not _of_pairs(node, losses):
         raise context.refuse(
             node, f"has {len(padded)} padded dimensions in its losses (shape {tuple(losses.shape)})",
             "Prediction and target need the same shape, nodes first; was one of them [n] and the other [n, 1]?",
         )  # fmt: skip
-    ((dim, rows),) = padded.items()
-    count = context.entries(rows, node)
+    for index in range(len(node.args)):
+        guard_operand(context, node, index, _HARMLESS)
+    if reduction == NONE:
+        return
+    (dim, rows), *columns = padded.items()
     new = context.gm.graph.call_function(node.target, node.args, node.kwargs)
     new.meta = {**node.meta, "val": losses}
-    over = list(range(losses.dim()))
+    for column, of in columns:
+        if reduction == MEAN:  # every row has as many
+            count = context.entries(of, node)
+            new = context.call(joestar.masked_mean.default, new, count, column, [column], True, like=node)
+            new.meta["val"] = _value(new)
+        else:
+            new = context.mask(new, column, 0, node)
+    count, over = context.entries(rows, node), list(range(losses.dim()))
     if reduction == MEAN:
         result = context.call(joestar.masked_mean.default, new, count, dim, over, False, like=node)
     else:
@@ -108,6 +116,20 @@ def _per_entry(context, node: fx.Node) -> None:
     node.replace_all_uses_with(result)
     context.gm.graph.erase_node(node)
     context.note("masked loss")
+
+
+def _of_pairs(node: fx.Node, losses) -> bool:
+    """Whether prediction and target both have a row and a column for every pair: none is spread by accident."""
+
+    def own(arg: fx.Node) -> fx.Node:
+        """What PyTorch's loss was given."""
+        spread = arg.args[0] if arg.target is operator.getitem else arg
+        return spread.args[0][arg.args[1]] if spread.target is aten.broadcast_tensors.default else arg
+
+    shapes = [own(arg).meta["val"].shape for arg in node.args[:2] if isinstance(arg, fx.Node)]
+    return len(shapes) == 2 and all(
+        len(shape) == losses.dim() and all(map(same_size, shape, losses.shape)) for shape in shapes
+    )
 
 
 def _padded(node: fx.Node) -> int:

@@ -18,9 +18,10 @@ def _joined(context, node: fx.Node) -> None:
         return
     dim = argument(node, "dim") % node.meta["val"].dim()
     if any(expression(part.shape[dim]) is not None for part in parts if part.dim() > dim):  # others are empty ones
-        raise context.refuse(
-            node, "joins sets of padded rows end to end", "Concatenate columns (dim=1), or aggregate each set first."
-        )
+        remedy = "Concatenate columns (dim=1), or aggregate each set first."
+        if dim:
+            remedy = "Of the parts: torch.logaddexp(a.logsumexp(1), b.logsumexp(1)), a.sum(1) + b.sum(1)."
+        raise context.refuse(node, "joins sets of padded rows end to end", remedy)
 
 
 def _slice(context, node: fx.Node) -> None:
@@ -59,10 +60,15 @@ def _view(context, node: fx.Node) -> None:
         if ends is not None:
             context.put_back |= ends
             return
+        remedy = "Keep the node dimension first."
+        if len(padded_dims(source)) > 1:
+            remedy = (
+                "Reduce one dimension after the other: x.sum(1).sum(0); of what a mask picks, in place of "
+                "x[mask].mean(): torch.where(mask, x, 0).sum(1).sum(0) / mask.sum(1).sum(0)."
+            )
         raise context.refuse(
-            node, f"reshapes {tuple(source.shape)} to {tuple(result.shape)}, which interleaves padded rows",
-            "Keep the node dimension first.",
-        )  # fmt: skip
+            node, f"reshapes {tuple(source.shape)} to {tuple(result.shape)}, which interleaves padded rows", remedy
+        )
 
 
 def _put_back(node: fx.Node) -> set[fx.Node] | None:
@@ -162,6 +168,11 @@ def _diagonal(context, node: fx.Node) -> None:
         )
 
 
+def _trace(context, node: fx.Node) -> None:
+    if padded_dims(node.args[0].meta["val"]):
+        raise context.refuse(node, "adds up padded rows", "Write x.diagonal().sum().")
+
+
 def _along_columns(name: str):
     """A rule for an op that is safe along another dimension than that of padded rows, which ``name`` names."""
 
@@ -178,8 +189,10 @@ def _among(context, node: fx.Node) -> None:
     among = argument(node, "test_elements")
     if isinstance(among, fx.Node) and padded_dims(among.meta.get("val")):
         raise context.refuse(
-            node, "looks among padded rows", "Look among a tensor of a fixed size, or mark nodes in graph.ndata."
-        )
+            node, "looks among padded rows",
+            "Compare with each, (ids[:, None] == among).any(1); look among a tensor of a fixed size, or mark nodes in "
+            "graph.ndata.",
+        )  # fmt: skip
 
 
 _VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias", "view_as")
@@ -197,6 +210,7 @@ RULES = {
     "repeat_interleave": _along_columns("dim"),
     "unfold": _along_columns("dimension"),
     "isin": _among,
+    "trace": _trace,
     "select": _select,
     "arange": _arange,
 }
