@@ -35,20 +35,27 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
             ),
         )  # fmt: skip
         found = _collect(reader, roles)
-        return None if file.quotes % 2 else found  # one is never closed: all behind it is one field to pyarrow
+        # Fields of several lines, which a quote that is never closed makes, too: the slow reader tells them apart.
+        several = file.lines != layout.skipped + layout.header + found[1]
+        return None if file.quotes % 2 or (file.quotes and several) else found[0]
     except (pyarrow.ArrowException, OSError, _UnlikeError):  # what is damaged is named by the slow reader
         return None
 
 
 class _Counted:
-    """A file that counts the quotes that are read of it."""
+    """A file that counts the quotes and lines that are read of it."""
 
     def __init__(self, file):
-        self.file, self.quotes, self.closed = file, 0, False
+        self.file, self.quotes, self.ends, self.last, self.closed = file, 0, 0, b"", False
+
+    @property
+    def lines(self) -> int:
+        return self.ends + (self.last not in (b"", b"\n"))
 
     def read(self, size: int = -1) -> bytes:
         piece: bytes = self.file.read(size)
-        self.quotes += piece.count(b'"')
+        self.quotes, self.ends = self.quotes + piece.count(b'"'), self.ends + piece.count(b"\n")
+        self.last = piece[-1:] or self.last
         return piece
 
     def close(self) -> None:
@@ -60,13 +67,16 @@ class _UnlikeError(Exception):
     """Something that the slow reader reads otherwise, or complains about."""
 
 
-def _collect(reader, roles: dict[str, str]) -> dict:
+def _collect(reader, roles: dict[str, str]) -> tuple[dict, int]:
+    """The columns, and how many rows there are."""
     from pyarrow import compute
 
     from joestar.data.csv_reader import finish
 
     kept = {name: {"id": IdCollector, "coded": CodeCollector, "number": list}[role]() for name, role in roles.items()}
+    rows = 0
     for batch in reader:
+        rows += batch.num_rows
         for name, role in roles.items():
             column = batch.column(batch.schema.get_field_index(name))
             if role == "number":
@@ -79,7 +89,7 @@ def _collect(reader, roles: dict[str, str]) -> dict:
                 _add_ids(kept[name], column, compute)
             else:
                 kept[name].add(column.to_pylist())
-    return {name: finish(column) for name, column in kept.items()}
+    return {name: finish(column) for name, column in kept.items()}, rows
 
 
 def _add_ids(collector: IdCollector, column, compute) -> None:

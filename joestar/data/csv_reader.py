@@ -4,6 +4,7 @@ import contextlib
 import csv
 import gzip
 import itertools
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -169,21 +170,40 @@ _END = "\x1eend-of-table\x1e"
 """A row behind the last one: where a quote is still open it becomes part of a field."""
 
 
+def _closed(row: str, delimiter: str) -> bool:
+    """Whether a row of several lines has a delimiter or the end, blanks apart, behind every field in quotes."""
+    tight = re.sub(rf'" +(?=[{re.escape(delimiter)}\r\n]|$)', '"', row)
+    try:
+        list(csv.reader([tight], delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True))
+    except csv.Error:
+        return False
+    return True
+
+
 def rows_of(lines: Iterable[str], delimiter: str, path: Path, before: int) -> Iterator[tuple[int, list[str]]]:
     """(its last line, fields) of every row of lines, behind ``before`` others of a file.
 
     Raises:
-        DataError: a line cannot be read, or a quote is never closed: all behind it would be one field.
+        DataError: a line cannot be read, or a quote is never closed, or by one that opens another field: the lines
+            between would be part of a field.
     """
-    reader, first = _reader(itertools.chain(lines, [_END]), delimiter), before + 1
+    kept: list[str] = []  # lines of the row that is read
+
+    def keeping() -> Iterator[str]:
+        for line in itertools.chain(lines, [_END]):
+            kept.append(line)
+            yield line
+
+    reader, first = _reader(keeping(), delimiter), before + 1
     try:
         for fields in reader:
             if fields == [_END]:
                 return
-            if fields and _END in fields[-1]:
+            if len(kept) > 1 and (kept[-1] == _END or not _closed("".join(kept), delimiter)):
                 raise DataError(
                     f"{path}: a quote that is opened in line {first} is never closed. Close it, or remove it."
                 )
+            kept.clear()
             yield before + reader.line_num, fields
             first = before + reader.line_num + 1
     except csv.Error as error:

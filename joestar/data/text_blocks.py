@@ -95,8 +95,6 @@ def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype
         return None
     if delimiter == " " or b"0x" in block.content or b"0X" in block.content:  # which it takes for a number
         return None
-    if block.content.count(b'"') % 2:  # it ends a quote that is left open with the block
-        return None
     names = [str(place) for place in range(width)]
     kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
     try:
@@ -112,6 +110,9 @@ def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype
     except pyarrow.ArrowException:
         return None
     if any(column.null_count for column in table.columns):
+        return None
+    quotes, lines = block.content.count(b'"'), block.content.count(b"\n") + (not block.content.endswith(b"\n"))
+    if quotes % 2 or (quotes and table.num_rows != lines):  # fields of several lines, or a quote that is left open
         return None
     return [column.to_numpy() for column in table.columns]
 

@@ -56,15 +56,17 @@ def test_wrong_fields_are_named_in_their_own_line(tmp_path):
         convert(tmp_path / "edges.csv", tmp_path / "graph", **QUIET)
 
 
-OPEN = '0,1,"oops\n1,2,fine\n2,3,fine\n'
+OPEN = ['0,1,"oops\n1,2,fine\n2,3,fine\n', '0,1,"oops\n1,2,fine\n2,3,"oops\n3,0,fine\n', '0,1,"oops']
+"""To the end of the file; to where another one is opened; in the last line."""
 NEVER = r"a quote that is opened in line 3 is never closed. Close it, or remove it."
 
 
+@pytest.mark.parametrize("text", OPEN)
 @pytest.mark.parametrize("read", ["slow", "pyarrow", "convert", "nodes"])
 @pytest.mark.parametrize("end", ["csv", "csv.gz"])
-def test_a_quote_that_is_left_open_does_not_swallow_rows(tmp_path, monkeypatch, read, end):
+def test_a_quote_that_is_left_open_does_not_swallow_rows(tmp_path, monkeypatch, text, read, end):
     path = tmp_path / f"edges.{end}"
-    text = ("id,f,note\n" if read == "nodes" else "source,target,note\n") + f"3,0,fine\n{OPEN}"
+    text = ("id,f,note\n" if read == "nodes" else "source,target,note\n") + f"3,0,fine\n{text}"
     path.write_bytes(gzip.compress(text.encode()) if end == "csv.gz" else text.encode())
     monkeypatch.setattr(csv_reader, "FAST_FROM", 1 << 30 if read == "slow" else 0)
     edges, options = ({"source": [0], "target": [0]}, {"nodes": path}) if read == "nodes" else (path, {"edge_attr": []})
