@@ -33,7 +33,8 @@ class Saved:
         features, classes: width of the features, classes (or tasks) of the graph that it was trained on.
         multilabel: whether several of the classes may hold for a node.
         results: what ``joestar train`` printed.
-        regression: whether the outputs are values; class_names: of the classes, if they have names.
+        regression: whether the outputs are values; class_names, feature_names: of the classes and features, if
+            they have names.
         autocast: what it was trained in, under autocast; ``None``: float32.
     """
 
@@ -47,6 +48,7 @@ class Saved:
     regression: bool = False
     class_names: list[str] | None = None
     autocast: torch.dtype | None = None
+    feature_names: list[str] | None = None
 
     def autocast_on(self, graph: Graph) -> torch.dtype | None:
         """What it runs in over a graph: the dtype of features of 16 bits, else what it was trained in."""
@@ -79,6 +81,14 @@ class Saved:
                 f"{self.path} was trained on {self.features} features per node (dataset {self.config.dataset}), the "
                 f"graph {graph.name!r} has {x.shape[1]}: give a graph with the same features, in the same order."
             )
+        there, here = self.feature_names, plain_attributes(graph)["feature_names"]
+        if there is not None and here is not None and there != here:
+            place = next(place for place, name in enumerate(there) if here[place] != name)
+            raise DataError(
+                f"{self.path} was trained on features called otherwise (dataset {self.config.dataset}): feature "
+                f"{place} was {there[place]!r}, and is {here[place]!r} in the graph {graph.name!r}. Put the columns of "
+                "the table of nodes into the order of the training, or call them alike."
+            )
 
 
 def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, results: dict[str, Any]) -> None:
@@ -87,7 +97,7 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
     Raises:
         ConfigError: the file cannot be written.
     """
-    autocast = build.autocast_of(graph)
+    autocast, attributes = build.autocast_of(graph), plain_attributes(graph)
     content = {
         "joestar_model": FORMAT,
         "model": {name: value.detach().cpu() for name, value in model.state_dict().items()},
@@ -96,7 +106,8 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
         "classes": build.outputs_of(graph),
         "multilabel": graph.multilabel,
         "regression": build.is_regression(graph),
-        "class_names": plain_attributes(graph)["class_names"],
+        "class_names": attributes["class_names"],
+        "feature_names": attributes["feature_names"],
         "autocast": None if autocast is None else build.named(autocast),
         "results": results,
     }
@@ -118,7 +129,7 @@ def read(path: Path) -> Saved:
         return Saved(
             path, content["model"], config, content["features"], content["classes"], content["multilabel"],
             content["results"], content["regression"], content["class_names"],
-            AUTOCAST[content.get("autocast")],
+            AUTOCAST[content.get("autocast")], content.get("feature_names"),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is incomplete or of another version of Joestar ({error}); {MADE_BY}.") from error

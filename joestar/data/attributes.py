@@ -11,18 +11,26 @@ from joestar.whole_numbers import plain
 
 
 def plain_attributes(graph: Graph) -> dict[str, Any]:
-    """``name``, ``num_classes``, ``multilabel`` and ``class_names`` of a graph, whatever kind of numbers they are.
+    """``name``, ``num_classes``, ``multilabel``, ``class_names``, ``feature_names`` of a graph, as text and numbers.
+
+    Names of features that are no longer those of ``x``, which has other columns by now, are left out.
 
     Raises:
         DataError: one is of another kind, is no text that can be written, or classes and names differ in number.
     """
-    number, names = _number(graph.num_classes), _names(graph.class_names)
+    number, names = _number(graph.num_classes), _names(graph.class_names, "class_names")
     if names is not None and number is not None and len(names) != number:
         raise DataError(
             f"graph.class_names has {len(names)} names, but graph.num_classes is {number}: name every class."
         )
     name = None if graph.name is None else text_of(graph.name, "graph.name")
-    return {"name": name, "num_classes": number, "multilabel": bool(graph.multilabel), "class_names": names}
+    columns, x = _names(graph.feature_names, "feature_names"), graph.ndata.get("x")
+    if columns is not None and (x is None or list(x.shape[1:]) != [len(columns)]):
+        columns = None
+    return {
+        "name": name, "num_classes": number, "multilabel": bool(graph.multilabel), "class_names": names,
+        "feature_names": columns,
+    }  # fmt: skip
 
 
 def text_of(value, what: str) -> str:
@@ -49,9 +57,9 @@ def _number(value) -> int | None:
     return found
 
 
-def _names(value) -> list[str] | None:
+def _names(value, what: str) -> list[str] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, (list, tuple, np.ndarray)):
-        raise DataError(f"graph.class_names must be a list of text, a name per class; got {value!r}.")
-    return [text_of(str(name) if isinstance(name, Number) else name, "graph.class_names") for name in list(value)]
+        raise DataError(f"graph.{what} must be a list of text, a name for each; got {value!r}.")
+    return [text_of(str(name) if isinstance(name, Number) else name, f"graph.{what}") for name in list(value)]

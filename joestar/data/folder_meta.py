@@ -17,7 +17,7 @@ JOURNAL = "journal.json"
 """Lies in the folder of a conversion that has not ended."""
 PARTIAL = ".partial-"
 """Folders that are being written are called ``NAME.partial-...``."""
-ATTRIBUTES = ("name", "num_classes", "multilabel", "class_names")
+ATTRIBUTES = ("name", "num_classes", "multilabel", "class_names", "feature_names")
 AGAIN = "Write the folder again."
 DEGREES = ("min", "median", "mean", "max", "isolated")
 
@@ -103,6 +103,7 @@ _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_classes": ("a whole number or null", lambda value: value is None or _is_count(value)),
     "multilabel": ("true or false", lambda value: isinstance(value, bool)),
     "class_names": ("a list of text or null", lambda value: value is None or _is_list_of(value, _is_text)),
+    "feature_names": ("a list of text or null", lambda value: value is None or _is_list_of(value, _is_text)),
     "in_degree": (f"the numbers {', '.join(DEGREES)}", _are_degrees),
     "self_loops": ("a whole number", _is_count),
     "directed": ("true, false or null", lambda value: value is None or isinstance(value, bool)),

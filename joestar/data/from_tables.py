@@ -29,12 +29,13 @@ SPLITS = ("split",)
 
 @dataclass
 class Nodes:
-    """What is known of the nodes besides their ids, and how they were numbered."""
+    """What is known of the nodes besides their ids, and how they were numbered; what columns of ``x`` are called."""
 
     numbered: Numbered
     x: np.ndarray | None
     y: Labels | None
     splits: dict[str, np.ndarray]
+    feature_names: list[str] | None = None
 
 
 def from_tables(
@@ -126,7 +127,7 @@ def from_tables(
     notes.insert(0, f"{ends[0]} -> {ends[1]}; {len(numbered.raw):,} nodes, {structure.sentence()}")
     parts = Parts(table.where, _name(edges, name), structure, known.x, known.y, known.splits, edata, notes)
     graph = to_graph(parts, Options(options.split, seed, task=task, verbose=False))
-    graph.mapping = NodeMapping(numbered.raw)
+    graph.mapping, graph.feature_names = NodeMapping(numbered.raw), known.feature_names
     if verbose:
         _tell(parts, graph)
     return graph
@@ -185,7 +186,7 @@ def _read_nodes(nodes, sides: tuple[Ids, Ids], table, ends: list[str], chosen: t
     splits = {}
     if column and (split is None or isinstance(split, str)):
         splits = label_forms.split_of(read[column], f"{found.where}, column {column!r}")
-    return Nodes(numbered, _checked(x, count), y, splits)
+    return Nodes(numbered, _checked(x, count), y, splits, widths if widths and found.named else None)
 
 
 def _without_table(sides, table, ends: list[str], chosen: tuple, task: str | None) -> Nodes:

@@ -79,14 +79,17 @@ def open_table(
 
 
 class TextTable:
-    """A text file; ``every`` are its columns by position, ``names`` those without the nameless index of a frame."""
+    """A text file; ``every`` are its columns by position, ``names`` those without the nameless index of a frame.
+
+    ``named`` says whether these are names, and not numbers.
+    """
 
     def __init__(
         self, path: Path, header: bool | None, delimiter: str | None, asked: list[str | int], ids: Collection[str] = ()
     ):
         self.path, self.where = path, str(path)
         self.layout = csv_reader.look(path, header, delimiter, [name for name in asked if isinstance(name, str)])
-        self.every, self.levels = self.layout.names, []
+        self.every, self.levels, self.named = self.layout.names, [], self.layout.header
         self.names, self.index = without_index(self.every, asked, ids) if self.layout.header else (self.every, None)
 
     def read(self, roles: dict[str, str]) -> dict:
@@ -126,11 +129,12 @@ def _with_levels(frame):
 class FrameTable:
     """A data frame, a pyarrow table or a dict of columns; ``every`` and ``names`` as ``TextTable`` has them.
 
-    ``levels`` are those that the index of a pandas frame names: columns, too, behind the others, as in Parquet.
+    ``named`` is true. ``levels`` are those that the index of a pandas frame names: columns, too, behind the others, as
+    in Parquet.
     """
 
     def __init__(self, frame, where: str, asked: Collection[str | int] = (), ids: Collection[str] = ()):
-        self.where = where
+        self.where, self.named = where, True
         frame, self.levels = _with_levels(frame)
         arrow = hasattr(
             type(frame), "column_names"

@@ -30,7 +30,7 @@ class Graph(Interchange, Computation):
             larger graph draws. Positions (rows of ``ndata``, seeds, ``block.srcs``) are the part's own.
         train_idx, val_idx, test_idx: node ids of the splits, or ``None``; assigned arrays, lists and masks become ids.
         name, num_classes, multilabel: what a dataset knows of itself.
-        class_names: text of every class id, or ``None``.
+        class_names: text of every class id, or ``None``. feature_names: of every column of ``x``, of a table's.
         mapping: a ``NodeMapping`` to the ids that the nodes had in the user's files, or ``None``.
         whole_degrees: where this is a part of a larger graph, in-degrees there, int64 ``[num_nodes]``; else ``None``.
         first_key, ranks: where this is a part whose draws are those of a first stage, its key int64 ``[3]``, and every
@@ -55,7 +55,7 @@ class Graph(Interchange, Computation):
         self.name = ""
         self.num_classes = None
         self.multilabel = False
-        self.class_names = None
+        self.class_names = self.feature_names = None
         self.mapping = None
         self.whole_degrees = None
         self._context = context
@@ -390,7 +390,8 @@ class Graph(Interchange, Computation):
         """``graph`` with this one's splits, name and classes: it has the same nodes."""
         graph._train_idx, graph._val_idx, graph._test_idx = self._train_idx, self._val_idx, self._test_idx
         graph.name, graph.num_classes, graph.multilabel = self.name, self.num_classes, self.multilabel
-        graph.class_names, graph.mapping = self.class_names, self.mapping
+        graph.class_names, graph.feature_names = self.class_names, self.feature_names
+        graph.mapping = self.mapping
         if self._ids is not None and self._ids.device == graph.device:
             graph._ids = self._ids
         return graph

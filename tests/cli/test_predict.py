@@ -246,6 +246,31 @@ def test_classes_are_compared_by_name(tmp_path, words, numbers, part):
     assert again == scores
 
 
+def test_features_are_compared_by_name(tmp_path):
+    """Columns in another order, which is that of other features to a model."""
+    rows = [(f"n{i}", i % 7, (i * i) % 5, "ab"[i % 2]) for i in range(40)]
+
+    def nodes(folder, *names):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "edges.csv").write_text("src,dst\n" + "".join(f"n{i},n{i * 3 % 40}\n" for i in range(40)))
+        text = ",".join(names) + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
+        (tmp_path / folder / "nodes.csv").write_text(text)
+        return tmp_path / folder
+
+    one, best = nodes("one", "id", "age", "size", "label"), tmp_path / "best.pt"
+    flags = ["--hidden", "4", "--epochs", "1", "--fanouts", "2", "--backend", "eager", "--execution", "exact"]
+    call("train", one, *flags, "--save", best)
+    two = nodes("two", "id", "size", "age", "label")
+    error = " ".join(call("predict", best, two, "--out", tmp_path / "p.csv", code=2).split())
+    assert "feature 0 was 'age', and is 'size' in the graph 'two'. Put the columns" in error
+    kept = joestar.data.save(joestar.load(one, verbose=False), tmp_path / "kept")
+    graph = joestar.load(kept)
+    assert graph.feature_names == ["age", "size"] and saved.read(best).feature_names == ["age", "size"]
+    call("predict", best, kept, "--out", tmp_path / "p.csv")
+    graph.ndata["x"] = torch.cat([graph.ndata["x"], graph.ndata["x"]], dim=1)  # other features, without names
+    assert joestar.load(joestar.data.save(graph, tmp_path / "wide")).feature_names is None
+
+
 def test_classes_that_the_model_does_not_know_are_refused(tmp_path):
     best = trained_on(write_tables(tmp_path / "two", NAMES[:2]))
     for words, numbers in ((NAMES[1:], None), (NAMES[:2], (0, 1))):
