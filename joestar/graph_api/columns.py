@@ -8,7 +8,7 @@ from joestar.errors import GraphError, SamplerError
 from joestar.graph_api.block import Block
 from joestar.graph_api.computation import Computation
 from joestar.graph_api.context import FIRST_STAGE_SITE
-from joestar.graph_api.gathered import Gathered, Move, carry, rows_of, same_rows
+from joestar.graph_api.gathered import Gathered, Move, OfAllNodes, carry, rows_of, same_rows
 from joestar.graph_api.probs import edge_weight, node_weight
 from joestar.graph_api.reversed import Reversed
 from joestar.graph_api.validate import check_nodes
@@ -89,9 +89,9 @@ class Columns(Computation):
         return self.indices.shape[0]
 
     @property
-    def srcdata(self):
-        """Tensors of the sources: the graph's ``ndata``."""
-        return self.graph.ndata
+    def srcdata(self) -> OfAllNodes:
+        """Tensors of the sources: the graph's ``ndata``, to read."""
+        return OfAllNodes(self.graph.ndata)
 
     @property
     def dstdata(self) -> Gathered:

@@ -1,6 +1,6 @@
 """Node and edge tensors of a sampled set, looked up when they are first read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -73,6 +73,35 @@ class Gathered:
 
     def __repr__(self) -> str:
         return f"Gathered({self.name}: {', '.join(self.keys())})"
+
+
+class OfAllNodes(Mapping):
+    """The graph's node tensors, whole, as a slice's sources have them. Read only: a batch writes nothing to the graph.
+
+    Args:
+        table: the graph's ``ndata``.
+    """
+
+    def __init__(self, table: dict[str, Tensor]):
+        self.table = table
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.table[key]
+
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        raise GraphError(
+            f"srcdata[{key!r}] of a slice would be the graph's ndata, of all nodes and every batch: set it in a block "
+            f"(block.srcdata[{key!r}], a row per source), or hand it over, pull(message, src={{{key!r}: ...}})."
+        )
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.table
+
+    def __iter__(self):
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
 
 
 Move = Callable[[str, Callable[[], Tensor]], Tensor]

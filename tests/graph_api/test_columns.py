@@ -85,8 +85,18 @@ def test_computing_on_a_slice(graph):
     assert_close(columns.pull(fn.copy_u(x), "sum"), torch.stack([x[[0, 3, 0, 4, 3]].sum(0), x[2]]))
     assert columns.out_degrees().tolist() == [2, 0, 1, 2, 1, 0]
     assert columns.dstdata["x"].tolist() == x[[1, 0]].tolist()
-    assert columns.srcdata is graph.ndata
+    assert columns.srcdata["x"] is x
+    assert columns.srcdata.keys() == graph.ndata.keys()
     assert columns.edata["w"].tolist() == [2.0, 4.0, 5.0, 7.0, 8.0, 0.0]
+
+
+def test_a_slice_writes_nothing_to_the_graph(graph):
+    """Its sources are all nodes: what it sets there would be every batch's, and over again in each."""
+    before = {name: value.clone() for name, value in graph.ndata.items()}
+    with pytest.raises(GraphError, match=r"set it in a block \(block.srcdata\['x'\]"):
+        graph.keyed()[:, torch.tensor([1, 0])].srcdata["x"] = before["x"] * 2
+    assert graph.ndata.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in graph.ndata.items())
 
 
 # --- edge data of samples -------------------------------------------------------------------------------------------
