@@ -249,7 +249,7 @@ def names_lines(item) -> bool:
 def pytest_collection_finish():
     """What is loaded now stays: to search it for garbage over and over took a sixth of the fuzzer's time."""
     keep_all()
-    gc.set_threshold(2000, 20, 100)  # a frozen heap counts for nothing, so that full collections would come too often
+    gc.set_threshold(10_000, 20, 100)  # a frozen heap counts for nothing, so that full collections would come too often
 
 
 @pytest.hookimpl(trylast=True)

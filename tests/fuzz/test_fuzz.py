@@ -20,7 +20,7 @@ from .motifs import ELSEWHERE, motifs_of
 from .rows import MODULES
 
 SHARDS = 30
-QUICK, CHECKED = 1, 9
+QUICK, CHECKED = 3, 9
 """Shards of ``make test``, which are not thorough; those up to which ``make fuzz`` goes; ``make test-all`` runs all."""
 EXTENDED_SHARDS, EXTENDED_CHECKED = 4, 2
 """Of programs with additions: all, and those of ``make fuzz``."""

@@ -73,7 +73,7 @@ def test_compiled_in_inference_mode():
 
 
 @pytest.mark.parametrize("model", ["GAT", "GCN", "GraphSAGE"])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_exact_inference_is_made_in_inference_mode(model):
     """Captured in the real way, which writes to new tensors; and used again outside."""
     torch.manual_seed(0)

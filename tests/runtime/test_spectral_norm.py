@@ -41,7 +41,7 @@ def rows(model, sampler, seeds, epoch: int, number: int):
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.fuzz)])
-@pytest.mark.parametrize("execution", ["padded", "exact"])
+@pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 def test_vectors_are_turned_once_per_step(execution, backend, monkeypatch):
     """Also of a batch that outgrows its bounds, frozen ones not at all, and by no prediction."""
     tight_bounds(monkeypatch, 1.0)

@@ -70,7 +70,7 @@ CALLS = {
 
 @pytest.mark.parametrize("execution", ["padded", pytest.param("exact", marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_larger_steps_are_those_of_the_whole_graph(graph, call, execution):
     """Before anything was traced, between two epochs, and in the middle of one; smaller ones go on as before."""
     ours, plain = (step_of(graph, memory, model="GCN", execution=execution) for memory in ("64MiB", None))

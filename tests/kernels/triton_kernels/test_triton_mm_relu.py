@@ -79,7 +79,7 @@ def check_heads(dtype, shapes):
 
 @pytest.mark.parametrize("shape", HEADS[1:] + HEADS[:1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_heads(shape, dtype, ranges, tf32):
     check_heads(dtype, [shape])
 
@@ -91,7 +91,7 @@ def test_against_product_and_epilogue(dtype, ranges, tf32):
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[1], OTHERS[0]])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_without_tensor_cores(shape, dtype):
     check(dtype, [shape])
 
