@@ -1,6 +1,7 @@
 """Training under autocast and in TF32 on a GPU, over features in 16 bits too: as near to float64 as plain PyTorch's."""
 
 import copy
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,13 +14,24 @@ from joestar.bench.user_models import FOLDER, example
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-NODES, FEATURES, HIDDEN, CLASSES, BATCH = 2000, 100, 64, 7, 200
-FANOUTS = [6, 4]
-CLASSES_OF = {"SAGE, joined weights": 100}
+FEATURES, HIDDEN, CLASSES = 100, 64, 7
+
+
+class Shape(NamedTuple):
+    nodes: int = 2000
+    degree: int = 8
+    classes: int = CLASSES
+    batch: int = 200
+    fanouts: tuple[int, ...] = (6, 4)
+
+
+JOINED = "SAGE, joined weights"
+SHAPES = {JOINED: Shape(20_000, 20, 172, 500, (15, 10, 5))}
+"""Those in which other forms are chosen: weights of several layers are joined where layers aggregate first."""
 COMMON = (FEATURES, HIDDEN, 2, CLASSES)
 OWN = {
     "SAGE": lambda: jnn.GraphSAGE(*COMMON),
-    "SAGE, joined weights": lambda: jnn.GraphSAGE(FEATURES, HIDDEN, 2, CLASSES_OF["SAGE, joined weights"]),
+    JOINED: lambda: jnn.GraphSAGE(FEATURES, 128, 3, SHAPES[JOINED].classes),
     "SAGE, norm": lambda: jnn.GraphSAGE(*COMMON, norm="layer_norm", act="gelu"),
     "GCN": lambda: jnn.GCN(*COMMON),
     "GIN": lambda: jnn.GIN(*COMMON),
@@ -29,14 +41,14 @@ USER = ("dot_attention", "edge_features", "gat_edges", "gatv2", "pna", "softmax_
 LAYERS = ("FiLM", "GCNII", "gates per edge", "SAGE, ELU", "cat-SAGE, `lin(cat([x, agg]))`")
 
 
-def make_graph(features: torch.dtype, classes: int = CLASSES) -> joestar.Graph:
+def make_graph(features: torch.dtype, shape: Shape) -> joestar.Graph:
     """Features as a table in 16 bits holds them, in ``features``; a hub, and nodes that no edge reads."""
     random = torch.Generator().manual_seed(1)
-    edges = torch.randint(0, NODES - 9, (2, 8 * NODES), generator=random)
+    edges = torch.randint(0, shape.nodes - 9, (2, shape.degree * shape.nodes), generator=random)
     hub = torch.stack([torch.arange(0, 300), torch.full((300,), 7)])
-    x = torch.randn(NODES, FEATURES, generator=random).to(torch.bfloat16)
-    y = torch.randint(0, classes, (NODES,), generator=random)
-    return joestar.Graph.from_edge_index(torch.cat([edges, hub], 1), NODES, {"x": x.to(features), "y": y})
+    x = torch.randn(shape.nodes, FEATURES, generator=random).to(torch.bfloat16)
+    y = torch.randint(0, shape.classes, (shape.nodes,), generator=random)
+    return joestar.Graph.from_edge_index(torch.cat([edges, hub], 1), shape.nodes, {"x": x.to(features), "y": y})
 
 
 def make_net(name: str, graph: joestar.Graph) -> torch.nn.Module:
@@ -57,9 +69,9 @@ def make_net(name: str, graph: joestar.Graph) -> torch.nn.Module:
     return net.float()
 
 
-def plain(net, graph: joestar.Graph, seeds, number: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def plain(net, graph: joestar.Graph, fanouts, seeds, number: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Loss and gradients of plain PyTorch over the same mini-batch: under autocast if ``dtype`` has 16 bits."""
-    sampler = joestar.NeighborSampler(graph, FANOUTS)
+    sampler = joestar.NeighborSampler(graph, fanouts)
     blocks = sampler.sample(graph.keyed(3, 0, number), seeds.to(graph.indices.dtype))
     with torch.autocast(graph.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         logits = net(blocks, graph.ndata["x"][blocks[0].srcs.long()])
@@ -83,7 +95,8 @@ def test_in_tf32(name, tf32):
 
 def check(name, features, autocast):
     """Root of the mean square over mini-batches, each from the same weights."""
-    graphs = [make_graph(features, CLASSES_OF.get(name, CLASSES)) for _ in range(3)]
+    nodes, _, _, size, fanouts = shape = SHAPES.get(name, Shape())
+    graphs = [make_graph(features, shape) for _ in range(3)]
     net, *_ = (make_net(name, graph) for graph in graphs)
     net.to("cuda")
     ours, in_float64, graph = (graph.to("cuda") for graph in graphs)
@@ -91,23 +104,23 @@ def check(name, features, autocast):
         for key, value in data.items():
             data[key] = value.double() if value.is_floating_point() else value
     before, exact_net = copy.deepcopy(net), copy.deepcopy(net).double()
-    seeds = torch.randperm(NODES, generator=torch.Generator().manual_seed(4))[: 4 * BATCH].to("cuda")
+    seeds = torch.randperm(nodes, generator=torch.Generator().manual_seed(4))[: 4 * size].to("cuda")
     step = joestar.compile(
-        net, joestar.NeighborSampler(ours, FANOUTS, seed=3), F.cross_entropy,
+        net, joestar.NeighborSampler(ours, fanouts, seed=3), F.cross_entropy,
         torch.optim.SGD(net.parameters(), 1.0), autocast=autocast,
     )  # fmt: skip
     rows = []
-    for number, loss in enumerate(step.epoch(seeds, BATCH, shuffle=False)):
+    for number, loss in enumerate(step.epoch(seeds, size, shuffle=False)):
         after = dict(net.named_parameters())
         grads = {key: (value - after[key]).detach().double() for key, value in before.named_parameters()}
         net.load_state_dict(before.state_dict())
-        batch = seeds[number * BATCH : (number + 1) * BATCH]
-        exact = plain(exact_net, in_float64, batch, number, torch.float64)
-        eager = plain(before, graph, batch, number, autocast or torch.float32)
+        batch = seeds[number * size : (number + 1) * size]
+        exact = plain(exact_net, in_float64, fanouts, batch, number, torch.float64)
+        eager = plain(before, graph, fanouts, batch, number, autocast or torch.float32)
         rows.append(({"loss": loss.detach().double()} | grads, eager, exact))
     assert step.counters.fallbacks == 0 and len(rows) == 4
     joined = sum(row.rewrites for row in step.report().programs[0].passes if row.name == "join-together")
-    assert joined or name != "SAGE, joined weights"
+    assert joined or name != JOINED
     sizes = {key: sum(float(exact[key].square().sum()) for *_, exact in rows) for key in exact}
     for key, size in sizes.items():
         if size < 1e-12 * max(sizes.values()):  # zero but for rounding: a bias of all scores of a softmax
