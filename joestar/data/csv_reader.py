@@ -197,7 +197,7 @@ def rows_of(lines: Iterable[str], delimiter: str, path: Path, before: int) -> It
     reader, first = _reader(keeping(), delimiter), before + 1
     try:
         for fields in reader:
-            if fields == [_END]:
+            if kept == [_END]:  # the line: a delimiter may be part of it
                 return
             if len(kept) > 1 and (kept[-1] == _END or not _closed("".join(kept), delimiter)):
                 raise DataError(

@@ -80,3 +80,12 @@ def test_the_last_row_may_end_the_file(tmp_path, delimiter):
     path.write_text(f'"source"{delimiter}"target"\n"a b"{delimiter}"c"\n"c"{delimiter}"a b"')
     graph = from_tables(path, delimiter=delimiter, verbose=False)
     assert graph.mapping.raw.tolist() == ["a b", "c"] and graph.num_edges == 2
+
+
+@pytest.mark.parametrize("delimiter", ["-", "e", "\x1e"])
+def test_any_character_may_be_the_delimiter(tmp_path, delimiter):
+    """One that the row behind the last holds split it into fields: an edge from ``end`` to ``of``."""
+    path = tmp_path / "edges.csv"
+    path.write_text("a-b-1\nb-c-2\n".replace("-", delimiter))
+    graph = from_tables(path, delimiter=delimiter, header=False, edge_attr=[], verbose=False)
+    assert graph.mapping.raw.tolist() == ["a", "b", "c"] and graph.num_edges == 2
