@@ -207,7 +207,7 @@ def text_edges(
     with open_to_append(staged, state["rows"] * 16) as file:
         if not state.get("ended"):
             with ThreadPoolExecutor(threads) as pool:
-                pieces = blocks(path, step, state["start"], state["line"])
+                pieces = blocks(path, step, state["start"], state["line"], layout.delimiter)
                 for end, lines, pairs in in_order(pool, parsed, pieces, threads):
                     write_all(file, pairs)
                     state |= {"start": end, "line": lines, "rows": state["rows"] + len(pairs)}

@@ -36,8 +36,10 @@ class Block:
         return self.line + self.content.count(b"\n")
 
 
-def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Block]:
-    """Blocks of about ``size`` bytes of a file, ``.gz`` unpacked, from a position of its text.
+def blocks(path: Path, size: int, start: int = 0, line: int = 0, delimiter: str = ",") -> Iterator[Block]:
+    """Blocks of about ``size`` bytes of a file, ``.gz`` unpacked, from a position of its text where a row begins.
+
+    Each begins with a row: none ends within a field in quotes, up to fields of ``2 * size`` bytes.
 
     Raises:
         DataError: the file cannot be read, or is cut short.
@@ -47,10 +49,10 @@ def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Blo
             if start == 0 and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
                 start = len(codecs.BOM_UTF8)
             file.seek(start)
-            rest = b""
+            rest, quotes = b"", _Quotes(delimiter)
             while piece := file.read(size):
                 piece = rest + piece
-                cut = _last_end(piece, 2 * size)
+                cut = quotes.last_end(piece, 2 * size)
                 content, rest = piece[:cut], piece[cut:]
                 if content:
                     block = Block(content, start, line)
@@ -62,15 +64,54 @@ def blocks(path: Path, size: int, start: int = 0, line: int = 0) -> Iterator[Blo
         raise DataError(f"{path}: expected a table, but it cannot be read ({error}). Is it complete?") from None
 
 
-def _last_end(piece: bytes, most: int) -> int:
-    """Where the last line ends that does not end within quotes; of more than ``most`` bytes of such: the last line."""
-    last = cut = piece.rfind(b"\n") + 1
-    within = piece.count(b'"', 0, cut) % 2
-    while within:
-        before = piece.rfind(b"\n", 0, cut - 1) + 1
-        within ^= piece.count(b'"', before, cut) % 2
-        cut = before
-    return cut or (last if len(piece) > most else 0)
+class _Quotes:
+    """What quotes mean beside a delimiter, to the ``csv`` module: those within a field without quotes are text."""
+
+    def __init__(self, delimiter: str):
+        mark = delimiter.encode()
+        self.none = delimiter == " "  # where they have no meaning
+        self.opens = np.zeros(256, dtype=bool)
+        self.opens[list(b'"\r\n' + (mark if len(mark) == 1 else b""))] = True
+        blanks = b"" if delimiter == "\t" else b" *"
+        self.field = re.compile(
+            rb"(?:[\r\n]|" + re.escape(mark) + rb")" + blanks + rb'"[^"]*(?:""[^"]*)*(?:"|\Z)'
+        )  # a field in quotes, and what is before it; it ends with the text if it is left open
+
+    def last_end(self, piece: bytes, most: int) -> int:
+        """Where the last line of rows ends that is not within quotes; of more than ``most`` bytes of such: any line."""
+        last = piece.rfind(b"\n") + 1
+        if self.none or b'"' not in piece:
+            return last
+        cut = self._by_parity(piece, last) if self._are_brackets(piece) else self._by_fields(piece)
+        return cut or (last if len(piece) > most else 0)
+
+    def _are_brackets(self, piece: bytes) -> bool:
+        """Whether every other quote opens a field, or is the second of a doubled one: none of them is text."""
+        text, seen = np.frombuffer(piece, np.uint8), 0
+        for start in range(0, len(text), 1 << 20):
+            found = start + np.flatnonzero(text[start : start + (1 << 20)] == ord('"'))
+            opening = found[seen % 2 :: 2]
+            if not self.opens[text[opening[opening > 0] - 1]].all():
+                return False
+            seen += len(found)
+        return True
+
+    @staticmethod
+    def _by_parity(piece: bytes, cut: int) -> int:
+        within = piece.count(b'"', 0, cut) % 2
+        while within:
+            before = piece.rfind(b"\n", 0, cut - 1) + 1
+            within ^= piece.count(b'"', before, cut) % 2
+            cut = before
+        return cut
+
+    def _by_fields(self, piece: bytes) -> int:
+        cut = past = 0  # behind the last field of several lines
+        for found in self.field.finditer(b"\n" + piece):
+            start, end = found.start(), found.end() - 1  # in the piece, behind what is before the field
+            if piece.find(b"\n", start, end) >= 0:
+                cut, past = piece.rfind(b"\n", past, start) + 1 or cut, end
+        return piece.rfind(b"\n", past) + 1 or cut
 
 
 def columns_of(block: Block, path: Path, width: int, wanted: list[int], delimiter: str, dtype) -> list[np.ndarray]:

@@ -1,6 +1,9 @@
 """Fields in quotes: they may hold delimiters and ends of lines, wherever blocks of text end, and must be closed."""
 
+import csv
 import gzip
+import io
+import random
 
 import numpy as np
 import pytest
@@ -89,3 +92,39 @@ def test_any_character_may_be_the_delimiter(tmp_path, delimiter):
     path.write_text("a-b-1\nb-c-2\n".replace("-", delimiter))
     graph = from_tables(path, delimiter=delimiter, header=False, edge_attr=[], verbose=False)
     assert graph.mapping.raw.tolist() == ["a", "b", "c"] and graph.num_edges == 2
+
+
+def ends_of_rows(text, delimiter):
+    """Where lines end that are a row's last to the ``csv`` module, and no quote is open."""
+    lines, ends, at = io.StringIO(text, newline="").readlines(), [0], 0
+    reader = csv.reader([*lines, "the end"], delimiter=delimiter, skipinitialspace=delimiter != "\t")
+    for _ in reader:
+        if reader.line_num <= len(lines):
+            at = len("".join(lines[: reader.line_num]))
+            ends += [at] * (text[at - 1] == "\n")
+    return ends
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|", "]"])
+def test_rows_end_where_the_csv_module_says(delimiter):
+    """Quotes within fields without quotes are text, doubled ones within fields in quotes, too."""
+    draw, marks = random.Random(0), ['"', '"', '""', "\n", "\n", "\r\n", " ", "a", delimiter, delimiter]
+    for _ in range(3000):
+        text = "".join(draw.choices(marks, k=draw.randrange(1, 30)))
+        found = text_blocks._Quotes(delimiter).last_end(text.encode(), 100)
+        assert found == ends_of_rows(text, delimiter)[-1], text
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize("size", [40, 55, 70, 4096])
+def test_inches_do_not_turn_quotes_around(tmp_path, monkeypatch, arrow, size):
+    """Behind one of them, what is outside of quotes was taken for what is within: blocks ended in fields."""
+    if not arrow:
+        monkeypatch.setattr(text_blocks, "_by_arrow", lambda *arguments: None)
+    blocks = text_blocks.blocks
+    monkeypatch.setattr(edge_sources, "blocks", lambda path, step, *at: blocks(path, size, *at))
+    notes = ['5" pipe' if i == 3 else '"a\n7,8,b"' if i % 2 else 'a 3" by 4" box' for i in range(60)]
+    text = "".join(f"{i};{i + 1};{note}\n" for i, note in enumerate(notes))
+    (tmp_path / "edges.csv").write_text(f"source;target;note\n{text}")
+    sources, targets, _ = joestar.load(convert(tmp_path / "edges.csv", tmp_path / "graph", **QUIET)).coo()
+    assert sorted(sources.tolist()) == list(range(60)) and (targets - sources).unique().tolist() == [1]
