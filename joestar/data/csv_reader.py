@@ -188,6 +188,7 @@ def rows_of(lines: Iterable[str], delimiter: str, path: Path, before: int) -> It
             between would be part of a field.
     """
     kept: list[str] = []  # lines of the row that is read
+    never = "{path}: a quote that is opened in line {first} is never closed{why}. Close it, or remove it."
 
     def keeping() -> Iterator[str]:
         for line in itertools.chain(lines, [_END]):
@@ -200,13 +201,13 @@ def rows_of(lines: Iterable[str], delimiter: str, path: Path, before: int) -> It
             if kept == [_END]:  # the line: a delimiter may be part of it
                 return
             if len(kept) > 1 and (kept[-1] == _END or not _closed("".join(kept), delimiter)):
-                raise DataError(
-                    f"{path}: a quote that is opened in line {first} is never closed. Close it, or remove it."
-                )
+                raise DataError(never.format(path=path, first=first, why=""))
             kept.clear()
             yield before + reader.line_num, fields
             first = before + reader.line_num + 1
     except csv.Error as error:
+        if len(kept) > 1:  # the field that the quote begins is longer than the csv module reads
+            raise DataError(never.format(path=path, first=first, why=f", or too late ({error})")) from None
         raise DataError(f"{path}: line {before + reader.line_num} cannot be read ({error}).") from None
 
 

@@ -128,3 +128,15 @@ def test_inches_do_not_turn_quotes_around(tmp_path, monkeypatch, arrow, size):
     (tmp_path / "edges.csv").write_text(f"source;target;note\n{text}")
     sources, targets, _ = joestar.load(convert(tmp_path / "edges.csv", tmp_path / "graph", **QUIET)).coo()
     assert sorted(sources.tolist()) == list(range(60)) and (targets - sources).unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("read", ["slow", "pyarrow", "convert"])
+def test_a_quote_that_is_left_open_is_named_in_long_files(tmp_path, monkeypatch, read):
+    """What is behind it is more than a field may hold: a line far behind was named, and no quote."""
+    path = tmp_path / "edges.csv"
+    path.write_text('source,target,note\n3,0,fine\n0,1,"oops\n' + "1,2,fine\n" * 20_000)
+    monkeypatch.setattr(csv_reader, "FAST_FROM", 1 << 30 if read == "slow" else 0)
+    with pytest.raises(
+        DataError, match=r"a quote that is opened in line 3 is never closed, or too late \(field larger"
+    ):
+        convert(path, tmp_path / "graph", verbose=False) if read == "convert" else from_tables(path, edge_attr=[])
