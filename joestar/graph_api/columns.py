@@ -157,16 +157,17 @@ class Columns(Computation):
         k = _number(k, "individual_sample")
         if isinstance(k, bool) or not isinstance(k, int) or k == 0 or k < -1:
             raise SamplerError(f"individual_sample: k must be a positive integer, or -1 for every edge; got {k!r}.")
-        weight = edge_weight(self, probs, edge_probs, slice_probs)
-        if weight is not None:
-            if k != -1:
-                self.graph.context.note_draw("edges by weight", self)
-            return self._weighted(k, *weight, replace)
-        if k == -1:
+        weight, context = edge_weight(self, probs, edge_probs, slice_probs), self.graph.context
+        if k == -1 and weight is None:
             return self.compact()
-        self.graph.context.note_draw("edges", self)
-        if self.graph.context.races or self.graph.first_key is not None:
-            return self._weighted(k, torch.ones_like(self.indices, dtype=torch.float32), False, replace)
+        context.note_draw("some edges" if k == -1 else "edges" if weight is None else "edges by weight", self)
+        if context.takes_parts and not self.whole and k != -1:
+            context.next_site()
+            return self._every_edge()
+        if weight is None and (context.races or self.graph.first_key is not None):
+            weight = torch.ones_like(self.indices, dtype=torch.float32), False
+        if weight is not None:
+            return self._weighted(k, *weight, replace)
         direct = self.whole and not self._has_values
         return self._uniform(k, replace) if direct else self._uniform_of_part(k, replace)
 
@@ -289,6 +290,11 @@ class Columns(Computation):
 
     def compact(self) -> Block:
         """Gives the sources local ids: a block with every edge of the slice."""
+        if not self.whole:
+            self.graph.context.note_draw("some edges", self)
+        return self._every_edge()
+
+    def _every_edge(self) -> Block:
         indptr, indices, eids = self._slice()
         return self._compacted(indptr, indices, eids, drawn=False)
 

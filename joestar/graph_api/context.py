@@ -26,10 +26,12 @@ class SamplingContext:
     Attributes:
         by_rank: whether edges draw by their positions in the rows of the graph where a slice has a part of these.
         races: whether draws without weights are races, too, of equal ones: for steps that repeat them.
+        takes_parts: whether a draw from a part of rows takes all of it: of a mini-batch, which has other sources,
+            others of these edges may win.
         pushed: (layer, rows of the table, values) of hidden rows that a model wants kept (``graph_api.history``).
     """
 
-    by_rank = races = False
+    by_rank = races = takes_parts = False
 
     def __init__(self, key: Tensor, sizes=None):
         self.key = key
@@ -76,8 +78,8 @@ class SamplingContext:
             self.recorded.append(size)
 
     def note_draw(self, kind: str, columns) -> None:
-        """Called where fewer than all edges of a slice are drawn, for contexts that look at draws; ``kind``: what is
-        drawn, "edges", "edges by weight" or "nodes"."""
+        """Called where fewer than all edges of a node are taken, for contexts that look at draws; ``kind``: what is
+        drawn, "edges", "edges by weight" or "nodes", or that "some edges" are taken, all those of a slice."""
 
     def note(self, block, drawn: bool) -> None:
         """Called with every block that a sampling call makes, for contexts that keep them; ``drawn``: of picks, not of

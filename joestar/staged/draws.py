@@ -5,54 +5,52 @@ the whole graph where every call draws evenly from all edges of a node: each is 
 what one call prefers is there too often for the others.
 """
 
-import itertools
 import warnings
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from joestar.errors import JoestarWarning
 from joestar.graph_api.columns import Columns
 from joestar.sampling import LayerDependentSampler
 from joestar.staged.pure import is_ours, sampled
-from joestar.stages.union import FirstStageContext
+from joestar.stages.union import FirstStageContext, kept_of
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Of the calls of a sampler that draw fewer than all edges of a slice.
+    """Of the calls of a sampler that take fewer than all edges of a node.
 
     Attributes:
-        by_weight: some draw edges by weight; evenly: some draw edges that are all as likely; of_nodes: some draw nodes
-            (``collective_sample``).
-        of_parts: of those that draw evenly, some draw from a part of the edges of a node; apart: and another one from
-            other edges of that node, of which some are the same.
+        by_weight: some draw edges by weight; evenly: some draw edges that are all as likely; of_parts: some of these
+            from a part of the edges of a node; some_edges: some take all edges of a part, or all that have a weight, or
+            blocks are returned that no call made; of_nodes: some draw nodes (``collective_sample``).
     """
 
     by_weight: bool = False
     evenly: bool = False
-    of_nodes: bool = False
     of_parts: bool = False
-    apart: bool = False
+    some_edges: bool = False
+    of_nodes: bool = False
 
     @property
     def repeated(self) -> bool:
         """Whether steps have to repeat draws of edges, as races: drawn anew they would be others."""
-        return self.by_weight or self.apart or (self.of_nodes and self.evenly)
+        return self.by_weight or (self.evenly and (self.of_parts or self.some_edges or self.of_nodes))
 
 
 def draws_of(sampler, seeds: Tensor) -> Draws:
-    """What it draws for ``seeds``, which are enough to tell: all calls, and nodes for which several draw."""
+    """What it draws for ``seeds``, enough of them that every call is made."""
     if is_ours(sampler) and getattr(sampler, "probs", None) is None:
         return Draws(of_nodes=isinstance(sampler, LayerDependentSampler))
     context = _Watched((0, 0, 0))
-    sampled(sampler, sampler.graph, seeds, context)
+    blocks = sampled(sampler, sampler.graph, seeds, context)
     kinds = {kind for kind, _ in context.draws}
-    even = [columns for kind, columns in context.draws if kind == "edges"]
+    made = set(map(id, context.made))
+    of_calls = all(block._eids is None or made.intersection(map(id, (block, *kept_of(block)))) for block in blocks)
     return Draws(
-        "edges by weight" in kinds, bool(even), "nodes" in kinds, not all(columns.whole for columns in even),
-        any(_partly_the_same(*pair) for pair in itertools.combinations(even, 2)),
+        "edges by weight" in kinds, "edges" in kinds, ("edges", False) in context.draws,
+        "some edges" in kinds or not of_calls, "nodes" in kinds,
     )  # fmt: skip
 
 
@@ -83,39 +81,21 @@ def warn_of_fanouts(sampler, draws: Draws, fanouts: list[int] | None) -> None:
             JoestarWarning,
             stacklevel=2,
         )
-    elif draws.of_parts:
+    elif draws.of_parts or draws.some_edges:
         warnings.warn(
-            f"{type(sampler).__name__} draws edges from some of the sources (graph[srcs, dsts]) among those that "
-            f"{ahead} picks from all: it finds fewer of them than in the whole graph. {instead}",
+            f"{type(sampler).__name__} takes edges from some of the sources (graph[srcs, dsts]), or those that have a "
+            f"weight, among what {ahead} picks from all: it finds fewer of them than in the whole graph. {instead}",
             JoestarWarning,
             stacklevel=2,
         )
 
 
 class _Watched(FirstStageContext):
-    """Keeps all draws: what kind they are of, and the slices."""
+    """Keeps what is drawn: its kind, and whether from all edges of the nodes."""
 
     def __init__(self, key: tuple[int, int, int]):
         super().__init__(key)
-        self.draws: list[tuple[str, Columns]] = []
+        self.draws: list[tuple[str, bool]] = []
 
     def note_draw(self, kind: str, columns: Columns) -> None:
-        self.draws.append((kind, columns))
-
-
-def _partly_the_same(one: Columns, other: Columns) -> bool:
-    """Whether there is a node some of whose edges, not all, are in both slices."""
-    if (one.whole and other.whole) or one.graph.indptr is not other.graph.indptr:
-        return False
-    edges = one.eids.unique(), other.eids.unique()
-    common = edges[0][torch.isin(edges[0], edges[1])]
-    indptr = one.graph.indptr
-    nodes = _rows(indptr, common)
-    return any(
-        bool((torch.isin(_rows(indptr, slice_edges), nodes) & ~torch.isin(slice_edges, common)).any())
-        for slice_edges in edges
-    )
-
-
-def _rows(indptr: Tensor, edges: Tensor) -> Tensor:
-    return torch.searchsorted(indptr, edges, right=True) - 1
+        self.draws.append((kind, columns.whole))

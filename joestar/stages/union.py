@@ -29,7 +29,7 @@ class FirstStageContext(SamplingContext):
             raise SamplerError(f"a first stage's key is (seed, epoch, index of the macro-batch); got {key!r}.")
         super().__init__(torch.tensor(key, dtype=torch.int64, device="cpu"))
         self.site = FIRST_STAGE_SITE
-        self.by_rank, self.races = True, races
+        self.by_rank, self.races, self.takes_parts = True, races, True
         self.made: list[Block] = []
         self.picks: list[Block] = []
 
@@ -75,7 +75,7 @@ def run_sampler(
     elif races:
         made = context.picks
     else:
-        made = [block for returned in blocks for block in _kept_of(returned)]
+        made = [block for returned in blocks for block in kept_of(returned)]
     others = [block for block in made if not any(block is other for other in known)]
     return list(blocks), None if len(known) == len(blocks) and not others else known + others
 
@@ -108,7 +108,7 @@ def union(
     return macro
 
 
-def _kept_of(block: Block) -> Iterator[Block]:
+def kept_of(block: Block) -> Iterator[Block]:
     """The blocks of which it is what was kept."""
     while block._kept_of is not None:
         block = block._kept_of

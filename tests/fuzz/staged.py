@@ -51,7 +51,7 @@ OWN_BOOK = 0.3
 """Share of the cases in which slots are given as on a GPU."""
 SAMPLED = 0.4
 """Share of the cases whose first stage samples; their plans have room for all that it could have picked."""
-OF_MANY = ("collective_sample(", "LayerDependentSampler(", "graph[near.srcs, dsts]")
+OF_MANY = ("collective_sample(", "LayerDependentSampler(")
 """Draws from what many seeds have reached: another thing for a macro-batch."""
 WEIGHED = re.compile(r"individual_sample\((?!-1)[^\n]*probs=|NeighborSampler\(graph, (?!\[-1\])[^\n]*probs=(?!None)")
 WEIGHED_ONES = 4

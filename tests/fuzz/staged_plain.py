@@ -102,6 +102,7 @@ def strays(subject: Subject, steps: list[Taken], graphs: list[Graph], keys: list
     for number, (step, graph, key) in enumerate(zip(steps, graphs, keys, strict=True)):
         part = graph.keyed(0, step.epoch, step.position)
         whole = subject.graph.with_context(FirstStageContext(key, races=True))
+        whole.context.takes_parts = False
         here, there = (subject.sampler.sample(origin, step.seeds) for origin in (part, whole))
         same = all(
             torch.equal(getattr(a, name), getattr(b, name))

@@ -319,8 +319,8 @@ def test_operations_that_mix_padded_rows():
         assert name in messages, f"{name} was not refused"
         assert "test_bad_programs.py:" in messages[name], messages[name]
         remedies = (
-            "Use row-wise", "Across nodes use", "must be dimension 0", "Pool columns only", "Look among a tensor",
-            "Work along columns",
+            "Use row-wise", "Across nodes use", "must be dimension 0", "Pool columns only", "look among a tensor",
+            "Work along columns", "Write x.diagonal",
         )  # fmt: skip
         assert any(words in messages[name] for words in remedies)
 

@@ -327,6 +327,7 @@ EXPLAINED = {
     "index_copy": "columns at positions of no padded set; test_padding_rows.py",
     "nll_loss": "traced as nll_loss_nd",
     "_reshape_alias": "made by autograd, behind capture",
+    "trace": "refuses all rows; test_padding_pairs.py",
     "scaled_linear": "an op of Joestar's; tests/fusion/test_row_factors_numbers.py",
     **dict.fromkeys(("gather_linear", "gather_linears"), "ops of Joestar's; test_padding_strangers.py"),
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",

@@ -54,11 +54,26 @@ def among_themselves(graph, seeds, k):
     return graph[seeds, seeds].individual_sample(k)
 
 
-def evenly_and_the_rest(graph, seeds, k):
-    """Two calls that have no edge in common."""
-    half = seeds[: len(seeds) // 2]
-    graph[half, seeds].individual_sample(k)
-    return graph[seeds[len(seeds) // 2 :], seeds].individual_sample(k)
+def all_among_themselves(graph, seeds, k):
+    return graph[seeds, seeds].compact()
+
+
+def with_loops(graph, seeds, k):
+    return graph[:, seeds].individual_sample(k).add_self_loops()
+
+
+def some_kept(graph, seeds, k):
+    block = graph[:, seeds].individual_sample(k)
+    return block.keep_edges(block.edata["w"] > 0.5)
+
+
+def by_hand(graph, seeds, k):
+    """The first edge of every row."""
+    rows = graph[:, seeds].compact()
+    kept = torch.zeros(rows.num_edges, dtype=torch.bool)
+    kept[rows.indptr[:-1][rows.indptr.diff() > 0]] = True
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[rows.indptr]
+    return joestar.Block(ends, rows.indices[kept], rows.srcs, rows.dsts, graph, eids=rows.eids[kept])
 
 
 SAMPLERS = {
@@ -68,15 +83,21 @@ SAMPLERS = {
     "ours of layers": (lambda graph: joestar.LayerDependentSampler(graph, [30, 20]), False, False),
     "evenly": (lambda graph: Hops(graph, evenly), False, False),
     "evenly, with values": (at_hop(0, with_values, evenly), False, False),
-    "every edge of one hop": (at_hop(1, every, evenly), False, False),
+    "every edge with a weight": (at_hop(1, every, evenly), True, False),
+    "every edge of all hops": (lambda graph: Hops(graph, every), False, False),
+    "evenly, with loops": (lambda graph: Hops(graph, with_loops), False, False),
+    "evenly, some kept": (lambda graph: Hops(graph, some_kept), False, False),
+    "by hand": (at_hop(1, by_hand, evenly), True, False),
     "by weight": (lambda graph: Hops(graph, by_weight), True, False),
     "by weight first": (at_hop(0, by_weight, evenly), True, False),
     "by weight behind": (at_hop(1, by_weight, evenly), True, False),
     "layers": (lambda graph: Hops(graph, a_layer), False, False),
     "layers behind": (at_hop(1, a_layer, evenly), True, True),
     "layers and weights": (at_hop(1, a_layer, by_weight), True, True),
-    "some sources": (lambda graph: Hops(graph, evenly_and_the_rest), False, False),
+    "some sources": (lambda graph: Hops(graph, among_themselves), True, False),
     "some sources behind": (at_hop(1, among_themselves, evenly), True, False),
+    "all from some sources": (lambda graph: Hops(graph, all_among_themselves), False, False),
+    "all from some sources behind": (at_hop(1, all_among_themselves, evenly), True, False),
 }
 
 
@@ -100,7 +121,7 @@ def test_draws_that_would_be_others_are_repeated(graph, name, monkeypatch):
 
 AHEAD = {
     "evenly": "", "layers": "", "by weight behind": "light edges are picked more often",
-    "some sources behind": "fewer of them",
+    "some sources behind": "fewer of them", "all from some sources": "fewer of them",
 }  # fmt: skip
 
 

@@ -96,6 +96,22 @@ def mixed_with_replacement(graph, seeds, fanout):
     return graph[:, near.dsts].individual_sample(2, "w")
 
 
+def among_themselves(graph, seeds, fanout):
+    """From other sources than the macro-batch has, so that others win."""
+    return graph[seeds, seeds].individual_sample(fanout)
+
+
+def heavy_among_themselves(graph, seeds, fanout):
+    near = graph[:, seeds].individual_sample(fanout)
+    return graph[near.srcs, near.dsts].individual_sample(2, "w")
+
+
+def all_among_themselves(graph, seeds, fanout):
+    """A walk that is not returned, and all edges between what it found (ShaDow)."""
+    near = graph[:, seeds].individual_sample(fanout)
+    return graph[near.srcs, near.dsts].compact()
+
+
 def kept_of_mixed(graph, seeds, fanout):
     block = mixed(graph, seeds, fanout)
     return block.keep_edges(block.edata["w"] > 0.3)
@@ -108,7 +124,7 @@ SAMPLERS = {
     "three hops": lambda graph: joestar.NeighborSampler(graph, [2, -1, 1], seed=5, probs="w"),
 } | {block.__name__: lambda graph, block=block: Hops(graph, block)
      for block in (squares, shares, with_values, heavy_ones, two_calls, mixed, mixed_with_replacement,
-                   kept_of_mixed)}  # fmt: skip
+                   kept_of_mixed, among_themselves, heavy_among_themselves, all_among_themselves)}  # fmt: skip
 
 
 def parts(graph, layers=2, device="cpu"):
@@ -126,7 +142,9 @@ def plain_losses(net, optimizer, graph, sampler, steps) -> list[float]:
     losses = []
     for seeds, key in steps:
         optimizer.zero_grad()
-        blocks = sampler.sample(graph.with_context(FirstStageContext(key, races=True)), seeds)
+        context = FirstStageContext(key, races=True)
+        context.takes_parts = False
+        blocks = sampler.sample(graph.with_context(context), seeds)
         loss = F.cross_entropy(net(blocks, graph.ndata["x"][blocks[0].srcs]), graph.ndata["y"][seeds.long()])
         loss.backward()
         optimizer.step()
@@ -184,6 +202,7 @@ def counted(monkeypatch, make, nodes=40, calls=150, seeds=40) -> tuple[Tensor, i
     graph.ndata["x"] = torch.zeros(nodes, 1)
     graph.ndata["likely"] = torch.arange(nodes) ** 2.0
     graph.edata["w"] = torch.arange(1.0, 7).repeat(nodes)
+    graph.edata["heavy"] = (graph.edata["w"] > 3).float()
     step = joestar.compile(
         Picked(), make(graph), backend="eager", warm_up=1, memory="1GiB", first_stage=LargeBatch(seeds, hot=0),
         batch_size=seeds,
@@ -223,6 +242,14 @@ def among_themselves_behind(graph, seeds, fanout):
     return columns.individual_sample(1)
 
 
+def all_among_themselves_behind(graph, seeds, fanout):
+    return graph[seeds, seeds].compact() if fanout == 2 else graph[:, seeds].individual_sample(1)
+
+
+def all_heavy_ones_behind(graph, seeds, fanout):
+    return graph[:, seeds].individual_sample(*((-1, "heavy") if fanout == 2 else (1,)))
+
+
 def a_layer_behind(graph, seeds, fanout):
     """The first hop picks edges, the second nodes, of which those behind the first are likely."""
     if fanout == 3:
@@ -230,7 +257,10 @@ def a_layer_behind(graph, seeds, fanout):
     return graph[:, seeds].collective_sample(12, "likely")
 
 
-@pytest.mark.parametrize("block", [looking_around, by_weight_behind, among_themselves_behind, a_layer_behind])
+@pytest.mark.parametrize("block", [
+    looking_around, by_weight_behind, among_themselves_behind, all_among_themselves_behind, all_heavy_ones_behind,
+    a_layer_behind,
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*nodes are drawn among what")
 def test_even_draws_are_even_whatever_other_calls_prefer(monkeypatch, block):
     """Most edges of weight 6 come from nodes that are no seeds."""
