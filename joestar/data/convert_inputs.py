@@ -63,12 +63,15 @@ def find_inputs(source: Path, features: Path | None, labels: Path | None, limit:
     if not source.exists():
         raise DataError(f"{source}: there is no such file or folder. {_KNOWN}")
     found = _of_folder(source, limit) if source.is_dir() else _of_file(source)
-    if features is not None:
-        found.x = npy_rows(features)
-        found.files.append(features)
-    if labels is not None:
-        found.y = npy_rows(labels)
-        found.files.append(labels)
+    for what, given, usual in (("x", features, "features.npy"), ("y", labels, "labels.npy")):
+        if given is not None:
+            setattr(found, what, npy_rows(given))
+            found.files = [*(path for path in found.files if path != source / usual), given]
+    if found.edges.parent == source:  # a folder of one's own
+        read = {path.resolve() for path in found.files}
+        data = (path for path in source.iterdir() if path.name.endswith(_DATA))
+        others = sorted(path.name for path in data if path.resolve() not in read)
+        found.notes += [f"files that are not converted: {', '.join(others)}"] * bool(others)
     return found
 
 
@@ -102,9 +105,6 @@ def _of_folder(folder: Path, limit: int) -> Inputs:
         if path.is_file():
             made.splits[part] = split_ids(npy_rows(path))
             made.files.append(path)
-    read = {path.name for path in made.files}
-    others = sorted(path.name for path in folder.iterdir() if path.name.endswith(_DATA) and path.name not in read)
-    made.notes += [f"files that are not converted: {', '.join(others)}"] * bool(others)
     return made
 
 

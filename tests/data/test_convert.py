@@ -234,6 +234,18 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     assert "files that are not converted: valid_idx.npy, x.npy\n" in capsys.readouterr().err
 
 
+def test_what_is_given_is_not_said_to_be_left_out(tmp_path, capsys, monkeypatch):
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 0]]))
+    for name in ("features.npy", "x.npy"):
+        np.save(tmp_path / name, np.ones((2, 3), np.float32))
+    np.save(tmp_path / "y.npy", np.array([0, 1]))
+    monkeypatch.chdir(tmp_path)
+    convert(tmp_path, tmp_path / "graph", features="x.npy", labels=tmp_path / "y.npy")
+    assert "files that are not converted: features.npy\n" in capsys.readouterr().err
+    convert(tmp_path, tmp_path / "other", labels="y.npy")
+    assert "files that are not converted: x.npy\n" in capsys.readouterr().err
+
+
 def test_ends_of_names_and_dtypes_of_any_kind(tmp_path, recwarn):
     pytest.importorskip("pyarrow")
     edges = np.array([[0, 1, 2], [1, 2, 0]])
