@@ -21,20 +21,23 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
     if layout.delimiter == " ":
         return None
     types = {name: pyarrow.float64() if role == "number" else pyarrow.string() for name, role in roles.items()}
+    blank = [f"\0{place}" for place in range(layout.blank)]  # names that no column has
+    types |= dict.fromkeys(blank, pyarrow.string())
     try:
         file = _Counted(pyarrow.input_stream(str(path)))  # unpacked by the end of its name
         reader = csv.open_csv(
             pyarrow.PythonFile(file, "r"),
             csv.ReadOptions(
-                block_size=BLOCK, skip_rows=layout.skipped + layout.header, column_names=layout.names, encoding="utf8"
+                block_size=BLOCK, skip_rows=layout.skipped + layout.header, column_names=[*layout.names, *blank],
+                encoding="utf8",
             ),
             csv.ParseOptions(delimiter=layout.delimiter),
             csv.ConvertOptions(
-                column_types=types, include_columns=list(roles), strings_can_be_null=False,
+                column_types=types, include_columns=[*roles, *blank], strings_can_be_null=False,
                 null_values=sorted({form for text in MISSING for form in (text, text.upper(), text.capitalize())}),
             ),
         )  # fmt: skip
-        found = _collect(reader, roles)
+        found = _collect(reader, roles, blank)
         # Fields of several lines, which a quote that is never closed makes, too: the slow reader tells them apart.
         several = file.lines != layout.skipped + layout.header + found[1]
         return None if file.quotes % 2 or (file.quotes and several) else found[0]
@@ -67,7 +70,7 @@ class _UnlikeError(Exception):
     """Something that the slow reader reads otherwise, or complains about."""
 
 
-def _collect(reader, roles: dict[str, str]) -> tuple[dict, int]:
+def _collect(reader, roles: dict[str, str], blank: list[str]) -> tuple[dict, int]:
     """The columns, and how many rows there are."""
     from pyarrow import compute
 
@@ -77,6 +80,8 @@ def _collect(reader, roles: dict[str, str]) -> tuple[dict, int]:
     rows = 0
     for batch in reader:
         rows += batch.num_rows
+        if any(compute.any(compute.not_equal(batch.column(name), "")).as_py() for name in blank):
+            raise _UnlikeError
         for name, role in roles.items():
             column = batch.column(batch.schema.get_field_index(name))
             if role == "number":

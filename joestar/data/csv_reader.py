@@ -50,6 +50,7 @@ class Layout:
         names: of the columns; numbers from ``"0"`` where there is no header. The first may be empty, an index.
         header: whether the first line holds them; guessed: whether that was guessed.
         skipped: lines of comments before it; delimiter: between fields; first: the first line's fields.
+        blank: columns behind those, without names and values, as lines have that end in a delimiter.
     """
 
     names: list[str]
@@ -58,6 +59,12 @@ class Layout:
     skipped: int
     delimiter: str
     first: list[str]
+    blank: int = 0
+
+    @property
+    def width(self) -> int:
+        """Fields of a line."""
+        return len(self.names) + self.blank
 
 
 def look(path: Path, header: bool | None, delimiter: str | None, asked: list[str]) -> Layout:
@@ -79,12 +86,23 @@ def look(path: Path, header: bool | None, delimiter: str | None, asked: list[str
     delimiter = _delimiter(path, first) if delimiter is None else delimiter
     with _reading(path):
         rows = [row for row in _fields(lines, delimiter) if row]
-    found = _has_header(rows, asked) if header is None else header
+    blank = _blank(rows)
+    found = _has_header([row[: len(rows[0]) - blank] for row in rows], asked) if header is None else header
     names = rows[0] if found else [str(i) for i in range(len(rows[0]))]
+    blank = blank if found and "" not in asked else 0
+    names = names[: len(names) - blank]
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
         raise DataError(f"{path}: two columns are called {doubled!r}. Rename one; header=False, if it is no header.")
-    return Layout(names, found, header is None, skipped, delimiter, rows[0])
+    return Layout(names, found, header is None, skipped, delimiter, rows[0], blank)
+
+
+def _blank(rows: list[list[str]]) -> int:
+    """How many columns at the end have neither a name nor, in the lines that were looked at, a value."""
+    width = len(rows[0])
+    while width > 1 and not any(row[width - 1] for row in rows if len(row) >= width):
+        width -= 1
+    return len(rows[0]) - width
 
 
 def read(path: Path, layout: Layout, roles: dict[str, str]) -> dict:
@@ -147,7 +165,7 @@ def _complaint(where: str, piece: list):
 
 def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
     """(line, fields) of every row below the header; spaces around fields are still there."""
-    width = len(layout.names)
+    width = layout.width
     with _reading(path), _open(path) as file:
         for _ in range(layout.skipped):
             next(file)
@@ -162,6 +180,11 @@ def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
                 raise DataError(
                     f"{path}: line {line} has {len(fields)} fields, the first has {width} "
                     f"(separated by {layout.delimiter!r}). Correct the line, or give delimiter=..."
+                )
+            if layout.blank and "".join(fields[-layout.blank :]).strip():
+                raise DataError(
+                    f"{path}: line {line} has a value behind the last column that has a name. Give that column one, or "
+                    "remove the value."
                 )
             yield line, fields
 

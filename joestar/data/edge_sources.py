@@ -201,7 +201,7 @@ def text_edges(
     step = min(TEXT_BLOCK, max(limit // (PER_BYTE * (threads + 1)), 1 << 12))
 
     def parsed(block: Block) -> tuple[int, int, np.ndarray]:
-        sides = columns_of(block, path, len(layout.names), wanted, layout.delimiter, np.int64)
+        sides = columns_of(block, path, layout.width, wanted, layout.delimiter, np.int64)
         return block.end, block.lines, np.stack(sides, axis=1)
 
     with open_to_append(staged, state["rows"] * 16) as file:
@@ -216,7 +216,8 @@ def text_edges(
             state["ended"] = True
             journal.save()
     rows = FileRows(staged, 0, np.dtype(np.int64), (state["rows"], 2), str(path))
-    return _Staged(rows, layout.skipped + layout.header, [name for name in layout.names if name not in names])
+    others = [name for name in layout.names if name not in names] + [""] * bool(layout.blank)
+    return _Staged(rows, layout.skipped + layout.header, others)
 
 
 class _Staged(PairEdges):

@@ -102,12 +102,14 @@ class TextTable:
 
     def note(self) -> str | None:
         """What was guessed and left out."""
-        layout, first = self.layout, ", ".join(self.layout.first[:4])
+        layout, first = self.layout, ", ".join(self.layout.first[: min(4, len(self.layout.names))])
         parts = [f"{layout.skipped} lines of comments skipped"] if layout.skipped else []
         if layout.guessed and layout.header:
             parts.append(f"the first line is taken for a header ({first}; header=False otherwise)")
         elif layout.guessed:
             parts.append(f"no header: the first line is data ({first}; header=True otherwise)")
+        if layout.blank:
+            parts.append("left out: what is behind the last name, as it is empty")
         if self.index:
             parts.append(self.index)
         return "; ".join(parts) or None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import joestar
 from joestar.data import csv_reader, from_tables, save
 from joestar.data.columns import Coded, Ids
+from joestar.data.convert import convert
 from joestar.errors import DataError
 
 SETTINGS = settings(
@@ -161,7 +162,10 @@ def test_load_takes_tables_folders_and_frames(folder):
         ("\ufeffsource\ttarget\n1\t2\n", ["source", "target"], 1),
         ("a,b,note\n1,2,hello there\n", ["a", "b", "note"], 1),
         ("1,\n2,3\n", ["0", "1"], 2),
-        ("id,size,\n1,2,\n", ["id", "size", ""], 1),  # every line ends in a delimiter
+        ("id,size,\n1,2,\n", ["id", "size"], 1),  # every line ends in a delimiter
+        ("a,b,,\n1,2,,\n", ["a", "b"], 1),
+        ("id,size,\n1,2,\n3,4,5\n", ["id", "size", ""], 2),
+        ("1,2,\n3,4,\n", ["0", "1", "2"], 2),
     ],
 )
 def test_headers_and_delimiters_are_seen(tmp_path, text, names, rows):
@@ -170,6 +174,27 @@ def test_headers_and_delimiters_are_seen(tmp_path, text, names, rows):
     layout = csv_reader.look(path, None, None, [])
     assert layout.names == names
     assert len(list(csv_reader._rows(path, layout))) == rows
+
+
+@pytest.mark.parametrize("end", [",", ",,", ", ,"])
+@pytest.mark.parametrize("header", [None, True])
+@pytest.mark.parametrize("fast", [True, False])
+def test_lines_may_end_in_delimiters(tmp_path, monkeypatch, capsys, end, header, fast):
+    """What is behind them was a column of missing values, or two columns of one name."""
+    monkeypatch.setattr(csv_reader, "FAST_FROM", 0 if fast else 1 << 30)
+    edges, nodes = tmp_path / "edges.csv", tmp_path / "nodes.csv"
+    edges.write_text("source,target,w\n0,1,2\n1,2,3\n".replace("\n", f"{end}\n"))
+    nodes.write_text("id,f\n0,1.5\n1,2.5\n2,3.5\n".replace("\n", f"{end}\n"))
+    graph = from_tables(edges, nodes, header=header)
+    assert graph.num_edges == 2 and set(graph.edata) == {"edge_weight"}
+    assert graph.feature_names == ["f"] and graph.ndata["x"].flatten().tolist() == [1.5, 2.5, 3.5]
+    assert capsys.readouterr().err.count("left out: what is behind the last name, as it is empty") == 2
+    converted = joestar.load(convert(edges, tmp_path / "graph", header=header))
+    assert converted.num_edges == 2
+    assert "not converted: w, one without a name" in capsys.readouterr().err
+    edges.write_text(f"source,target{end}\n" + f"0,1{end}\n" * 60 + f"0,1{end}7\n")
+    with pytest.raises(DataError, match=r"line 62 has a value behind the last column that has a name. Give that"):
+        from_tables(edges, header=header)
 
 
 def test_a_guessed_header_can_be_overruled(tmp_path, capsys):
