@@ -24,7 +24,7 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
     blank = [f"\0{place}" for place in range(layout.blank)]  # names that no column has
     types |= dict.fromkeys(blank, pyarrow.string())
     try:
-        file = _Counted(pyarrow.input_stream(str(path)))  # unpacked by the end of its name
+        file = _Counted(pyarrow.input_stream(str(path)), layout.delimiter)  # unpacked by the end of its name
         reader = csv.open_csv(
             pyarrow.PythonFile(file, "r"),
             csv.ReadOptions(
@@ -40,15 +40,18 @@ def read_csv_fast(path: Path, layout, roles: dict[str, str]) -> dict | None:
         found = _collect(reader, roles, blank)
         # Fields of several lines, which a quote that is never closed makes, too: the slow reader tells them apart.
         several = file.lines != layout.skipped + layout.header + found[1]
-        return None if file.quotes % 2 or (file.quotes and several) else found[0]
+        return None if file.quotes % 2 or (file.quotes and several) or file.behind_blanks else found[0]
     except (pyarrow.ArrowException, OSError, _UnlikeError):  # what is damaged is named by the slow reader
         return None
 
 
 class _Counted:
-    """A file that counts the quotes and lines that are read of it."""
+    """A file that counts the quotes and lines that are read of it, and sees quotes that open fields behind blanks."""
 
-    def __init__(self, file):
+    def __init__(self, file, delimiter: str):
+        from joestar.data.csv_reader import opened_behind_blanks
+
+        self.opened, self.behind_blanks = opened_behind_blanks(delimiter), False
         self.file, self.quotes, self.ends, self.last, self.closed = file, 0, 0, b"", False
 
     @property
@@ -58,6 +61,8 @@ class _Counted:
     def read(self, size: int = -1) -> bytes:
         piece: bytes = self.file.read(size)
         self.quotes, self.ends = self.quotes + piece.count(b'"'), self.ends + piece.count(b"\n")
+        if b' "' in piece or (self.last == b" " and piece.startswith(b'"')):
+            self.behind_blanks |= self.last == b" " or self.opened.search(piece) is not None
         self.last = piece[-1:] or self.last
         return piece
 

@@ -193,6 +193,13 @@ _END = "\x1eend-of-table\x1e"
 """A row behind the last one: where a quote is still open it becomes part of a field."""
 
 
+def opened_behind_blanks(delimiter: str) -> re.Pattern:
+    """Quotes that open a field behind blanks, in bytes: to pyarrow they are text, and ends of lines within end rows."""
+    if delimiter == "\t":
+        return re.compile(rb"(?!)")  # there, they are text
+    return re.compile(rb"(?:\A|[\r\n]|" + re.escape(delimiter.encode()) + rb') +"')
+
+
 def _closed(row: str, delimiter: str) -> bool:
     """Whether a row of several lines has a delimiter or the end, blanks apart, behind every field in quotes."""
     tight = re.sub(rf'" +(?=[{re.escape(delimiter)}\r\n]|$)', '"', row)

@@ -69,7 +69,6 @@ class _Quotes:
 
     def __init__(self, delimiter: str):
         mark = delimiter.encode()
-        self.none = delimiter == " "  # where they have no meaning
         self.opens = np.zeros(256, dtype=bool)
         self.opens[list(b'"\r\n' + (mark if len(mark) == 1 else b""))] = True
         blanks = b"" if delimiter == "\t" else b" *"
@@ -80,7 +79,7 @@ class _Quotes:
     def last_end(self, piece: bytes, most: int) -> int:
         """Where the last line of rows ends that is not within quotes; of more than ``most`` bytes of such: any line."""
         last = piece.rfind(b"\n") + 1
-        if self.none or b'"' not in piece:
+        if b'"' not in piece:
             return last
         cut = self._by_parity(piece, last) if self._are_brackets(piece) else self._by_fields(piece)
         return cut or (last if len(piece) > most else 0)
@@ -155,6 +154,8 @@ def _by_arrow(block: Block, width: int, wanted: list[int], delimiter: str, dtype
     quotes, lines = block.content.count(b'"'), block.content.count(b"\n") + (not block.content.endswith(b"\n"))
     if quotes % 2 or (quotes and table.num_rows != lines):  # fields of several lines, or a quote that is left open
         return None
+    if quotes and csv_reader.opened_behind_blanks(delimiter).search(block.content):
+        return None
     return [column.to_numpy() for column in table.columns]
 
 
@@ -213,7 +214,7 @@ def _line_by_line(block: Block, path: Path, width: int, wanted: list[int], delim
 
 def _rows(block: Block, path: Path, width: int, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line, fields) of all lines that are not empty; fields in quotes may hold delimiters and ends of lines."""
-    if width > 1 and delimiter != " " and b'"' in block.content:
+    if width > 1 and b'"' in block.content:
         lines = io.StringIO(block.content.decode("utf-8", "replace"), newline="")
         rows = csv_reader.rows_of(lines, delimiter, path, block.line)
         yield from (row for row in rows if "".join(row[1]).strip() or len(row[1]) > 1)

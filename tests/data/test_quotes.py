@@ -105,7 +105,7 @@ def ends_of_rows(text, delimiter):
     return ends
 
 
-@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|", "]"])
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|", "]", " "])
 def test_rows_end_where_the_csv_module_says(delimiter):
     """Quotes within fields without quotes are text, doubled ones within fields in quotes, too."""
     draw, marks = random.Random(0), ['"', '"', '""', "\n", "\n", "\r\n", " ", "a", delimiter, delimiter]
@@ -140,3 +140,17 @@ def test_a_quote_that_is_left_open_is_named_in_long_files(tmp_path, monkeypatch,
         DataError, match=r"a quote that is opened in line 3 is never closed, or too late \(field larger"
     ):
         convert(path, tmp_path / "graph", verbose=False) if read == "convert" else from_tables(path, edge_attr=[])
+
+
+@pytest.mark.parametrize("mark", [", ", ",  ", " ", ";", "; "])
+@pytest.mark.parametrize("read", ["slow", "pyarrow", "convert"])
+def test_quotes_may_open_fields_behind_blanks(tmp_path, monkeypatch, mark, read):
+    """To pyarrow they are text, and where blanks are the delimiter they were: lines within became edges."""
+    path = tmp_path / "edges.csv"
+    path.write_text('source,target,note\n0,1,"a\n7,8,b"\n1,2,c\n'.replace(",", mark))
+    monkeypatch.setattr(csv_reader, "FAST_FROM", 1 << 30 if read == "slow" else 0)
+    if read == "convert":
+        graph = joestar.load(convert(path, tmp_path / "graph", **QUIET))
+    else:
+        graph = from_tables(path, edge_attr=[], verbose=False)
+    assert graph.num_nodes == 3 and graph.num_edges == 2
