@@ -41,7 +41,7 @@ from joestar.fusion.gather import (
 from joestar.fusion.order import factor_aggregate, linear_scores, number_factors, row_factors, spmm_gemm_order
 from joestar.fusion.sampling import extract_select, sample_gather_aggregate, sample_structural, trim
 from joestar.lowering.inputs import Input
-from joestar.lowering.verify import output_shapes, state, unchanged, verify, verify_changed
+from joestar.lowering.verify import State, output_shapes, verify, verify_changed
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def run_passes(
     _check_names(disable, [*(p.name for p in passes), *BACKEND])
     context = PassContext(roles, dict(choices or {}), limit, sizes or {}, device, changing, strict, autocast)
     records, holds = [], set()
-    outputs, before = output_shapes(gm), state(gm)
+    outputs, before = output_shapes(gm), State(gm)
     verify(gm, outputs, "lowering")
     for spec in passes:
         count = len(gm.graph.nodes)
@@ -175,7 +175,7 @@ def run_passes(
     return records, context
 
 
-def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list, before: dict) -> tuple[int, dict]:
+def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list, before: State) -> tuple[int, State]:
     """Runs and verifies one pass; what goes wrong names the way to train without it.
 
     Returns:
@@ -183,9 +183,9 @@ def _run(spec: Pass, gm: fx.GraphModule, context: PassContext, outputs: list, be
     """
     try:
         rewrites = spec.run(gm, context)
-        after = state(gm)
-        if not unchanged(before, after):
-            verify(gm, outputs, f"pass {spec.name}")
+        after = State(gm)
+        if before != after:
+            verify(gm, outputs, f"pass {spec.name}", before)
             verify_changed(before, after, f"pass {spec.name}", dtypes=context.autocast is None)
     except ConfigError:
         raise

@@ -110,10 +110,11 @@ def form(value):
     return type(value), value.node.expr if isinstance(value, _SYMBOLIC) else value
 
 
-def strangers(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
-    """Nodes whose tensors are not of the graph's mode, and what they are: no op could be run on them and the others."""
+def strangers(graph: fx.Graph, among: list[fx.Node] | None = None) -> Iterator[tuple[fx.Node, str]]:
+    """Nodes whose tensors are not of the graph's mode, and what they are: no op could be run on them and the others.
+    ``among``: of the graph's nodes, those that are looked at; all of them by default."""
     mode = mode_of(graph)
-    for node in graph.nodes:
+    for node in graph.nodes if among is None else among:
         for value in values(node):
             if not _is_fake(value):
                 yield node, f"a {type(value).__name__} on {value.device}"

@@ -115,9 +115,28 @@ def _depends_on_data(value) -> bool:
     return isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)) and bool(free_unbacked_symbols(value))
 
 
-def verify(gm: fx.GraphModule, before_outputs: list, stage: str) -> None:
+class State:
+    """Every node of a graph in order, what it is called with, and the value that it has.
+
+    Attributes:
+        calls: node -> (target, args, kwargs, ``id`` of the value), which Python compares without a line of Python.
+        values: of the nodes, in order; as long as they are held, nothing else has their ``id``.
+    """
+
+    def __init__(self, gm: fx.GraphModule):
+        self.values = [node.meta.get("val") for node in gm.graph.nodes]
+        pairs = zip(gm.graph.nodes, self.values, strict=True)
+        self.calls = {node: (node.target, node.args, node.kwargs, id(value)) for node, value in pairs}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether a graph has the same nodes in the same order, with the very same values."""
+        return isinstance(other, State) and list(self.calls.items()) == list(other.calls.items())
+
+
+def verify(gm: fx.GraphModule, before_outputs: list, stage: str, before: State | None = None) -> None:
     """Raises ``VerificationError`` if a pass broke the IR: malformed graph, foreign ops, values that no op can be
-    run on, changed output shapes."""
+    run on, changed output shapes. ``before``: the graph when that was looked at last: values that it had were found
+    to be as they must."""
     try:
         gm.graph.lint()
     except RuntimeError as error:
@@ -127,47 +146,38 @@ def verify(gm: fx.GraphModule, before_outputs: list, stage: str) -> None:
     for node in gm.graph.nodes:
         if node.op == "call_function" and namespace(node) and "val" not in node.meta:
             raise VerificationError(f"{stage} left node {node.name} without shape information.")
-    verify_fakes(gm, stage)
+    verify_fakes(gm, stage, before)
     after = output_shapes(gm)
     if after != before_outputs:
         raise VerificationError(f"{stage} changed the graph's outputs from {before_outputs} to {after}.")
 
 
-def verify_fakes(gm: fx.GraphModule, stage: str) -> None:
+def verify_fakes(gm: fx.GraphModule, stage: str, before: State | None = None) -> None:
     """Raises ``VerificationError`` if a node's value is not a fake tensor of the one mode that all others have."""
-    for node, what in fakes.strangers(gm.graph):
+    known = set() if before is None else set(map(id, before.values))
+    new = [node for node in gm.graph.nodes if id(node.meta.get("val")) not in known]
+    for node, what in fakes.strangers(gm.graph, new):
         raise VerificationError(
             f"{stage} left node {node.name} with {what} for a value; expected a fake tensor of the graph's mode. "
             "Make values by running the op on those of its arguments (fusion.match.emit.emit, lowering.fakes.run)."
         )
 
 
-def state(gm: fx.GraphModule) -> dict[fx.Node, tuple]:
-    """Every node in order, what it is called with and the value that it has: to be handed to ``verify_changed``."""
-    return {node: (node.target, node.args, node.kwargs, node.meta.get("val")) for node in gm.graph.nodes}
-
-
-def unchanged(before: dict[fx.Node, tuple], after: dict[fx.Node, tuple]) -> bool:
-    """Whether a graph has the same nodes in the same order, with the very same values."""
-    return list(before) == list(after) and all(_same_call(call, after[node]) for node, call in before.items())
-
-
-def _same_call(call: tuple, other: tuple) -> bool:
-    return call[3] is other[3] and call[:3] == other[:3]
-
-
-def verify_changed(before: dict[fx.Node, tuple], after: dict[fx.Node, tuple], stage: str, dtypes: bool = True) -> None:
+def verify_changed(before: State, after: State, stage: str, dtypes: bool = True) -> None:
     """Raises ``VerificationError`` where an op that a pass added, or gave other operands, does not give what it says.
 
     A rewrite that replaces rows by others of another shape or dtype, which the next op would broadcast or convert
     without a word, is found here. An op whose operands were replaced by others of the same forms gives what it gave.
 
     Args:
-        before, after: the graph's ``state`` in front of the pass and behind it.
+        before, after: the graph in front of the pass and behind it.
         dtypes: whether they count; under autocast values do not say what an op gives.
     """
-    for node, call in after.items():
-        if fakes.is_made(node) or not namespace(node) or (node in before and _as_before(before[node], call)):
+    for node, call in after.calls.items():
+        earlier = before.calls.get(node)
+        if fakes.is_made(node) or earlier == call or not namespace(node):
+            continue
+        if earlier is not None and _as_before(earlier, call):
             continue
         found, said = fakes.result(node), node.meta["val"]
         if not _alike(found, said, dtypes):
@@ -179,9 +189,7 @@ def verify_changed(before: dict[fx.Node, tuple], after: dict[fx.Node, tuple], st
 
 def _as_before(before: tuple, after: tuple) -> bool:
     """Whether a call is the one that it was, but for operands of the same forms, and has the value that it had."""
-    if _same_call(before, after):
-        return True
-    return before[3] is after[3] and before[0] is after[0] and fakes.form(before[1:3]) == fakes.form(after[1:3])
+    return before[3] == after[3] and before[0] is after[0] and fakes.form(before[1:3]) == fakes.form(after[1:3])
 
 
 def _alike(value, other, dtypes: bool) -> bool:

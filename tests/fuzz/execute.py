@@ -251,7 +251,7 @@ def _compared(subject: Subject, captured: Captured, runs: Runs, report: Report, 
         disabled = rng.choice((ALL, (rng.choice(ALL),)))
         other = program.variant(replace(program.options, disable_passes=disabled), texts=False)
         compare(f"exact without {disabled}", other, runs.exact(other))
-    if program.sites and (report.thorough or subject.written.choices or rng.random() < 0.4):
+    if program.sites and (report.thorough or subject.written.choices or rng.random() < 0.2):
         _check_choices(program, runs, report, rng, compare)
     return found
 

@@ -10,7 +10,7 @@ from .scripts import Script
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
-SCRIPTS, LOOPS, QUICK = 120, 120, 4
+SCRIPTS, LOOPS, QUICK = 120, 120, 3
 
 
 def numbers(count: int) -> list:

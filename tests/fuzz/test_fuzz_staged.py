@@ -161,5 +161,5 @@ def test_slots_taken_for_ids_are_found(monkeypatch, sampled):
 
 
 def test_programs_that_cannot_be_staged_are_left_out():
-    for case in range(50):
+    for case in range(16):
         assert not any(piece in staged.written_of(case).source for piece in staged.WHOLE)
