@@ -65,7 +65,7 @@ def test_as_much_is_fused_as_in_float32(name, features):
 
 
 @pytest.mark.parametrize("name", ["GAT", "GIN", "gatv2", "dot_attention", "softmax_aggregation", "edge_features"])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_first_layers_over_features_in_16_bits_are_fused(name, as_on_a_gpu):  # noqa: F811
     assert rewritten(name, torch.bfloat16, torch.bfloat16) == rewritten(name, torch.bfloat16, torch.float32)
 

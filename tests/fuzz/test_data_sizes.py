@@ -66,6 +66,6 @@ PICKED = {
 
 
 @pytest.mark.parametrize("name", PICKED)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_rows_that_a_mask_picks(name):
     assert worlds_apart(operation=PICKED[name]) == {"exact": [], "padded": []}

@@ -102,6 +102,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.every(3)
 def test_draws_that_would_be_others_are_repeated(graph, name, monkeypatch):
     """And what cannot be is warned of."""
     plans(monkeypatch)(edges=3 * EDGES)

@@ -291,7 +291,7 @@ def test_every_operation_is_drawn():
 
 
 @pytest.mark.parametrize("number", range(DRAWN))
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_what_reaches_an_output_is_what_autograd_finds(number):
     torch.manual_seed(number)
     graph, net = planted_graph(nodes=400), Drawn(number)
