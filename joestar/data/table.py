@@ -131,18 +131,18 @@ def _with_levels(frame):
 class FrameTable:
     """A data frame, a pyarrow table or a dict of columns; ``every`` and ``names`` as ``TextTable`` has them.
 
-    ``named`` is true. ``levels`` are those that the index of a pandas frame names: columns, too, behind the others, as
-    in Parquet.
+    ``named`` says whether all are called by text, and not by numbers, as those of a pandas frame by default. ``levels``
+    are those that the index of a pandas frame names: columns, too, behind the others, as in Parquet.
     """
 
     def __init__(self, frame, where: str, asked: Collection[str | int] = (), ids: Collection[str] = ()):
-        self.where, self.named = where, True
+        self.where = where
         frame, self.levels = _with_levels(frame)
         arrow = hasattr(
             type(frame), "column_names"
         )  # its `columns` are not names; of the type: a column may be so called
         keys = list(frame if isinstance(frame, dict) else frame.column_names if arrow else frame.columns)
-        self.every = [str(key) for key in keys]
+        self.every, self.named = [str(key) for key in keys], all(isinstance(key, str) for key in keys)
         self.names, self.index = without_index(self.every, asked, ids)
         if self.levels and ids and not any(name.lower() in ids for name in self.names):
             self.index = f"the ids are {self.levels[0]!r}, the index of the data frame (id=... names others)"

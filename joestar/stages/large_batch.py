@@ -36,8 +36,10 @@ class LargeBatch:
     parallel edges are edges of their own. A mini-batch sampled in it picks among those. So with fanouts of -1
     mini-batches are what they would be in the whole graph, and where a hop of the sampler takes at most ``k`` edges a
     node keeps at most the sum of ``k`` over the hops that reach it: the second stage then takes nearly all there is.
-    Draws by weight are repeated in the steps: the same call finds the edges that it found for the node in the
-    macro-batch, so that weights count once. (Weights have to be an edge's own, or such ones times a factor per node.)
+    Draws by weight, and all beside them or beside others that take some edges of a node, are repeated in the steps: the
+    same call finds the edges that it found for the node in the macro-batch, so that weights count once, and even draws
+    stay even. (Weights have to be an edge's own, or such ones times a factor per node.) Of a slice of some sources
+    (``graph[srcs, dsts]``) a macro-batch has all edges: of the sources of a mini-batch, which are fewer, others win.
 
     A layer-dependent sampler picks a layer for all seeds together. In the macro-batch a mini-batch finds, of that
     layer, the nodes that its own seeds reach, and picks among them: importance is computed on the macro-batch's

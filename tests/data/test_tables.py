@@ -389,3 +389,13 @@ def test_an_empty_column_of_labels_that_nobody_asked_for_is_none(tmp_path, capsy
         graph = from_tables({"source": [0, 1], "target": [1, 2]}, nodes)
         assert set(graph.ndata) == {"x"} and graph.ndata["x"].shape == (3, 1) and graph.train_idx is None
         assert "y: empty, the graph has no labels" in capsys.readouterr().err
+
+
+def test_numbers_are_no_names_of_features():
+    """A data frame of an array has columns 0, 1, ...: of a table with names they may be any."""
+    pandas = pytest.importorskip("pandas")
+    nodes = pandas.DataFrame(np.array([[0, 1.5, 2.5], [1, 3.5, 4.5]]))
+    edges = {"source": [0], "target": [1]}
+    assert from_tables(edges, nodes, id=0, verbose=False).feature_names is None
+    named = nodes.set_axis(["id", "age", "size"], axis=1)
+    assert from_tables(edges, named, verbose=False).feature_names == ["age", "size"]

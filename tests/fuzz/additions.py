@@ -270,6 +270,7 @@ def named_rows(code: Code, h: Rows, hop: Hop) -> Rows:
 
 SIMILAR = "F.normalize(z, dim=1) @ F.normalize(z + 0.1, dim=1).T / 0.3"
 OWN = "torch.arange(z.shape[0])"
+SAME = "(y[:, None] == y).to(z.dtype)"
 LOSSES = (
     "F.cross_entropy(z, y) + F.cross_entropy(z[m := y > 0], y[m], reduction='sum') / (1 + m.sum())",
     "F.cross_entropy(z[m := (y % 2 == 0)], y[m], label_smoothing=0.1).nan_to_num() + 0.1 * z[~m].square().sum()",
@@ -278,6 +279,9 @@ LOSSES = (
     f"(F.cross_entropy(z @ z.tanh().T, {OWN}) + F.cross_entropy(z.tanh() @ z.T, {OWN})) / 2",
     f'F.cross_entropy(z @ z.T, {OWN}, reduction="sum") / 9', f"F.cross_entropy(z @ z.T, z.shape[0] - 1 - {OWN})",
     f"F.cross_entropy(0.5 * (z @ z.T) + 0.1, {OWN}) + 0.01 * z.square().mean()",
+    f"F.binary_cross_entropy_with_logits(z @ z.T, {SAME})",
+    f"F.cross_entropy(z, y) + 0.1 * F.mse_loss(z @ z.T, {SAME}, reduction='sum') / len(y)",
+    f"F.smooth_l1_loss({SIMILAR}, {SAME}, reduction='none').mean(1).mean(0)",
     "-torch.distributions.Normal(z[:, 0], F.softplus(z[:, 1]) + 0.1).log_prob(y.to(z.dtype)).mean()",
     "F.binary_cross_entropy(z[:, 0].sigmoid(), (y > 0).to(z.dtype)) - torch.take_along_dim(z, y[:, None], 1).mean()",
     "F.binary_cross_entropy_with_logits(z[:, 0], (y > 0).to(z.dtype))", "F.mse_loss(z[:, -1], y.to(z.dtype))",
