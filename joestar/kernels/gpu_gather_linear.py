@@ -6,12 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_columns import column_sums
-from joestar.kernels.gpu_join import split_columns_all
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, multiprocessors, op, power_of_two
-from joestar.kernels.gpu_row_sums import row_sums
-from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
-from joestar.kernels.layout import CAT_ALIGNMENT, NARROW
+from joestar.kernels.gpu_tiles import accumulator, check_values
 from joestar.kernels.machine import products_in_tf32
 
 _CONFIGS = [
@@ -37,8 +33,6 @@ of four warps and 64 rows read those after the instruction: Triton 3.6 lets the 
 9433; now and then 16 rows of a result were wrong). Products of smaller tiles are instructions that wait."""
 _KEPT_BYTES = 512
 """Longest row of a weight that is kept: 128 of them are 64 KB of the 227 that a multiprocessor of an H200 shares."""
-_TILE = 64
-"""Columns of the smallest tile in which a GPU's library multiplies."""
 
 
 @triton.jit
@@ -110,75 +104,6 @@ def _gather_linear_kept(
         total = tl.dot(rows.to(kept.dtype), kept, input_precision=PRECISION, out_dtype=ACC) + added[None, :]
         at = out + i.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         tl.store(at, total.to(out.dtype.element_ty), (i < n)[:, None] & (column < COLUMNS)[None, :])
-
-
-@triton.jit(do_not_specialize=["n"])
-def _gather_rows(table, ids, out, n, WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Rows ``[x, 1, 0, ...]`` of ``WIDE`` columns, ``[x]`` where that is their width; ``x`` is 0 of ``NO_ROW``."""
-    i, column = tile_rows(ROWS), tile_columns(tl.program_id(1), BLOCK)
-    source = tl.load(ids + i, i < n, -1).to(tl.int64)
-    rows = tl.load(table + source * WIDTH + column, (source >= 0) & (column < WIDTH), 0).to(out.dtype.element_ty)
-    if WIDE > WIDTH:
-        rows = tl.where(column == WIDTH, 1, rows).to(out.dtype.element_ty)
-    tl.store(out + i.to(tl.int64) * WIDE + column, rows, (i < n) & (column < WIDE))
-
-
-def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, ones: bool = False) -> Tensor:
-    """Rows ``ids`` of a table ``[N, F]``, stored: ``[n, F]`` in ``dtype``; with ``ones`` ``[x, 1, 0, ...]``."""
-    n, width = ids.numel(), table.shape[1]
-    wide = with_ones(width) if ones else width
-    check_rows(n)
-    out = table.new_empty((n, wide), dtype=dtype)
-    if not out.numel():
-        return out
-    block = column_block(wide)
-
-    def launch(config: tune.Config) -> None:
-        _gather_rows[(cdiv(n, config["ROWS"]), cdiv(wide, block))](
-            table, ids, out, n, WIDTH=width, WIDE=wide, BLOCK=block, **config
-        )
-
-    shape = (table.dtype, dtype, width, wide, tune.size_class(n))
-    work = n * (width * table.element_size() + wide * out.element_size())
-    launch(tune.choose("gather_rows", shape, tile_configs(wide, table.element_size()), launch, work, table.device))
-    return out
-
-
-def with_ones(width: int) -> int:
-    """Columns of rows of ``width`` with a column of ones, and zeros up to the alignment of products."""
-    return cdiv(width + 1, CAT_ALIGNMENT) * CAT_ALIGNMENT
-
-
-def ones_are_free(width: int) -> bool:
-    """Whether a column of ones makes a product no tile wider."""
-    return cdiv(with_ones(width), _TILE) == cdiv(width, _TILE)
-
-
-@op
-def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: int) -> list[Tensor]:
-    """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, or ``[m, C]`` of the first ``m`` rows, then the
-    sums ``[C]`` of the first ``biases``.
-
-    The rows are gathered once, and stored for the library's products. A column of ones in them makes the sums, unless
-    the products would be a tile wider: then the gradients are read again. Gradients of few columns are added up as the
-    rows are read, which are not stored.
-    """
-    check_ids(ids)
-    check_values(table=table, **{f"grads[{i}]": grad for i, grad in enumerate(grads)})
-    if all(grad.shape[1] <= NARROW for grad in grads):
-        sums = [row_sums(table, ids[: grad.shape[0]], grad) for grad in grads]
-        return sums + [column_sums(grad) for grad in grads[:biases]]
-    width = table.shape[1]
-    ones = biases > 0 and ones_are_free(width)
-    rows = gather_rows(table, ids[: max(grad.shape[0] for grad in grads)], grads[0].dtype, ones)
-    firsts = [rows[: grad.shape[0]] for grad in grads]
-    if not ones:
-        sums = [column_sums(grad) for grad in grads[:biases]]
-        return [grad.t() @ first for grad, first in zip(grads, firsts, strict=True)] + sums
-    joined = [grad.t() @ first for grad, first in zip(grads[:biases], firsts, strict=False)]
-    parts = split_columns_all(joined, [2] * biases, [width, 0] * biases)
-    rest = [grad.t() @ first[:, :width] for grad, first in zip(grads[biases:], firsts[biases:], strict=True)]
-    return parts[::2] + rest + parts[1::2]
 
 
 @op

@@ -55,6 +55,8 @@ def test_every_launch_setting_with_tf32(place, monkeypatch, tf32):
     from joestar.kernels import tune
 
     def choose(kernel, shape, given, *rest):
+        if kernel == "gather_linear_grad":
+            return given[place % len(given)]
         return next((config for config in settings(place, shape[0] == shape[1]) if config in given), given[0])
 
     monkeypatch.setattr(tune, "choose", choose)
@@ -113,3 +115,38 @@ def test_the_same_products_every_time(table, weight, monkeypatch, tf32):
                 again = ops.gather_linears(x, index, weights, [])
                 differs += sum((a != b).sum() for a, b in zip(again, first, strict=True))
             assert int(differs) == 0, chosen[0]
+
+
+@pytest.mark.parametrize(("table", "grad"), [
+    (torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32), (torch.float16, torch.float16),
+], ids=str)  # fmt: skip
+def test_the_same_gradients_every_time(table, grad, monkeypatch, tf32):
+    """A hundred launches of every setting that gathers, beside copies: the bits of the first, which are right."""
+    from joestar.kernels import gpu_gather_linear_grad as module
+    from joestar.kernels import tune
+
+    random = torch.Generator("cuda").manual_seed(0)
+    busy, other = torch.zeros(1 << 26, device="cuda"), torch.cuda.Stream()
+    for width, columns, biases in ((47, 16, 1), (100, 128, 0), (128, 200, 1), (602, 40, 0)):
+        x = torch.randn(20_000, width, generator=random, device="cuda").to(table)
+        index = torch.randint(0, 20_000, (50_003,), generator=random, device="cuda", dtype=torch.int32)
+        index[::7] = NO_ROW
+        by = (torch.randn(50_003, columns, generator=random, device="cuda") / 100).to(grad)
+        rows = torch.where(index[:, None] < 0, 0, x[index.clamp(min=0).long()]).to(grad).double()
+        for setting in module._READ:
+            monkeypatch.setattr(tune, "choose", lambda kernel, shape, given, *rest, taken=setting: (
+                taken if taken in given else given[0]))  # fmt: skip
+            first = ops.gather_linear_grad(x, index, [by, by[:9_000]], biases)
+            expected = [by.double().t() @ rows, by[:9_000].double().t() @ rows[:9_000], by.double().sum(0)]
+            for y, e in zip(first, expected, strict=False):
+                torch.testing.assert_close(y.double(), e, rtol=2e-2, atol=2e-2)
+            differs = torch.zeros((), dtype=torch.int64, device="cuda")
+            other.wait_stream(torch.cuda.current_stream())
+            for launch in range(100):
+                if launch % 20 == 0:
+                    with torch.cuda.stream(other):
+                        busy.add_(1)
+                again = ops.gather_linear_grad(x, index, [by, by[:9_000]], biases)
+                differs += sum((a != b).sum() for a, b in zip(again, first, strict=True))
+            assert int(differs) == 0, setting

@@ -208,7 +208,7 @@ define(
 )  # fmt: skip
 define_gradient(
     "gather_linear_grad(Tensor table, Tensor ids, Tensor[] grads, int biases) -> Tensor[]", gather_linear_grad,
-    cpu=_cpu_grad, cuda="gpu_gather_linear",
+    cpu=_cpu_grad, cuda="gpu_gather_linear_grad",
     fake=lambda table, ids, grads, biases: [
         *(grad.new_empty((grad.shape[1], table.shape[1])) for grad in grads),
         *(grad.new_empty((grad.shape[1],)) for grad in grads[:biases]),
