@@ -13,6 +13,7 @@ from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.cli.console import say
 from joestar.data.attributes import plain_attributes
+from joestar.data.identity import changed
 from joestar.distributed import world_size
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
@@ -180,16 +181,21 @@ def class_weights(y: Tensor, num_classes: int) -> Tensor:
     return torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1)), 1.0)
 
 
-def build_checkpoints(config: TrainConfig, console: Console) -> tuple[Checkpoints, dict | None]:
+def build_checkpoints(
+    config: TrainConfig, console: Console, graph: dict[str, str]
+) -> tuple[Checkpoints, dict | None]:  # fmt: skip
     """The folder of checkpoints, empty for a new run, or with those of the same run to go on from; and how large that
     run's macro-batches are, of the step's state.
 
+    Args:
+        graph: the identity of the graph (``joestar.data.identity``).
+
     Raises:
-        ConfigError: the folder cannot be written to, or holds checkpoints of another run.
+        ConfigError: the folder cannot be written to, or holds checkpoints of another run, or over other data.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in PER_CALL}
     settings["batch_size"] *= world_size()  # a run may go on with another number of processes
-    found = Checkpoints(config.checkpoints, config.keep, {"settings": settings})
+    found = Checkpoints(config.checkpoints, config.keep, {"settings": settings, "graph": graph})
     paths = found.paths()
     if paths and not config.resume:
         raise ConfigError(
@@ -199,11 +205,17 @@ def build_checkpoints(config: TrainConfig, console: Console) -> tuple[Checkpoint
     content = found.latest() if paths else None
     if content is not None:
         before = content.get("settings", {})
-        changed = [f"{n} ({before.get(n)!r}, now {v!r})" for n, v in settings.items() if _as_list(before.get(n)) != v]
-        if changed:
+        others = [f"{n} ({before.get(n)!r}, now {v!r})" for n, v in settings.items() if _as_list(before.get(n)) != v]
+        if others:
             raise ConfigError(
-                f"{config.checkpoints} is of a run with other settings: {', '.join(changed)}. Give the same ones; only "
+                f"{config.checkpoints} is of a run with other settings: {', '.join(others)}. Give the same ones; only "
                 f"{', '.join(PER_CALL)} may differ."
+            )
+        if data := changed(content.get("graph", graph), graph):
+            raise ConfigError(
+                f"{config.checkpoints} is of a run over other data: {', '.join(data)} of {config.dataset} are others "
+                "now. Going on would mix what two graphs taught: give the data of that run, or begin anew in another "
+                "folder."
             )
     if config.resume:
         console.print(f"Going on from {paths[-1].name}" if paths else "No checkpoint yet: a new run", highlight=False)

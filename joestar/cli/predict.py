@@ -17,6 +17,7 @@ from joestar.cli import build, saved
 from joestar.cli.console import say, say_path
 from joestar.cli.files import check_outputs, check_writable, place_of
 from joestar.cli.train import NAMES, shown_score
+from joestar.data.identity import changed, identity_of
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
 from joestar.metrics import DEFAULTS
@@ -35,17 +36,20 @@ def evaluate(
     """Scores a saved model and prints the score, unless ``quiet``.
 
     Returns:
-        ``model``, ``dataset``, ``nodes`` (which and how many), ``full`` and ``scores`` (in [0, 1]).
+        ``model``, ``dataset``, ``nodes`` (which and how many), ``full``, ``scores`` (in [0, 1]) and, where that is the
+        graph of the training, ``changed``: what of it differs from then.
 
     Raises:
         JoestarError: file, graph or choice are unusable.
     """
     found, graph, idx, step = _prepared(path, dataset, root, nodes, device, scored=True)
+    other = [] if dataset is not None or not found.identity else changed(found.identity, identity_of(graph))
     if nodes == "all":
         idx = idx[_labelled(graph.ndata["y"])]
     scores = step.evaluate(idx, batch_size or found.config.batch_size, full, metric=_metrics(found))
     facts = {
         "model": str(path), "dataset": graph.name, "nodes": nodes, "count": len(idx), "full": full, "scores": scores,
+        "changed": other,
     }  # fmt: skip
     if not quiet:
         _print_scores(found, facts, console)
@@ -207,6 +211,9 @@ def _print_scores(found: saved.Saved, facts: dict[str, Any], console: Console) -
     console.print(table)
     if not facts["full"]:
         say(console, "From sampled neighbours, as in training; --full takes all of them.")
+    if facts["changed"]:
+        what = ", ".join(facts["changed"])
+        say(console, f"Since the training {what} have changed: some of these nodes may have been trained on.")
 
 
 def _table(names: list, logits: Tensor, found: saved.Saved) -> str:

@@ -36,6 +36,7 @@ class Saved:
         regression: whether the outputs are values; class_names, feature_names: of the classes and features, if
             they have names.
         autocast: what it was trained in, under autocast; ``None``: float32.
+        identity: of the graph that it was trained on (``joestar.data.identity``), if the file says.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Saved:
     class_names: list[str] | None = None
     autocast: torch.dtype | None = None
     feature_names: list[str] | None = None
+    identity: dict[str, str] | None = None
 
     def autocast_on(self, graph: Graph) -> torch.dtype | None:
         """What it runs in over a graph: the dtype of features of 16 bits, else what it was trained in."""
@@ -91,7 +93,9 @@ class Saved:
             )
 
 
-def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, results: dict[str, Any]) -> None:
+def write(
+    path: str, model: nn.Module, config: TrainConfig, graph: Graph, results: dict[str, Any], identity: dict[str, str]
+) -> None:  # fmt: skip
     """Writes parameters, settings and results; ``read`` reads them.
 
     Raises:
@@ -110,6 +114,7 @@ def write(path: str, model: nn.Module, config: TrainConfig, graph: Graph, result
         "feature_names": attributes["feature_names"],
         "autocast": None if autocast is None else build.named(autocast),
         "results": results,
+        "graph": identity,
     }
     write_checkpoint(path, content)
 
@@ -129,7 +134,7 @@ def read(path: Path) -> Saved:
         return Saved(
             path, content["model"], config, content["features"], content["classes"], content["multilabel"],
             content["results"], content["regression"], content["class_names"],
-            AUTOCAST[content.get("autocast")], content.get("feature_names"),
+            AUTOCAST[content.get("autocast")], content.get("feature_names"), content.get("graph"),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is incomplete or of another version of Joestar ({error}); {MADE_BY}.") from error

@@ -18,6 +18,7 @@ from joestar.cli.config import TrainConfig
 from joestar.cli.console import said_by_joestar, say, say_path
 from joestar.cli.files import check_outputs, place_of, write_json
 from joestar.cli.summary import short_report
+from joestar.data.identity import identity_of
 from joestar.distributed import is_first
 from joestar.metrics import better
 
@@ -80,7 +81,10 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
     config = build.build_backend(config, device, console)
-    checkpoints, before = (None, None) if config.checkpoints is None else build.build_checkpoints(config, console)
+    identity = identity_of(graph) if config.checkpoints or config.save else {}
+    checkpoints, before = None, None
+    if config.checkpoints is not None:
+        checkpoints, before = build.build_checkpoints(config, console, identity)
     first_stage = build.build_first_stage(config, before)
     if config.shard == "auto":
         plan = joestar.store.plan_graph(graph)
@@ -117,17 +121,17 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     try:
         history = _fit(step, graph, config, build.build_scheduler(config, optimizer, mode), checkpoints, best, console)
     except KeyboardInterrupt:
-        _stopped(step, config, checkpoints, best, console)
+        _stopped(step, config, identity, checkpoints, best, console)
         raise
     results = _results(history, step.evaluate(graph.test_idx, config.batch_size, metric=config.metric))
     report = step.report()
     _print_results(config, results, report, console)
     content = _content(config, results, history.records, report)
-    _write(config, content, step, console)
+    _write(config, content, step, identity, console)
     return content
 
 
-def _stopped(step, config: TrainConfig, checkpoints, best: Best, console: Console) -> None:
+def _stopped(step, config: TrainConfig, identity: dict, checkpoints, best: Best, console: Console) -> None:
     """After a signal: writes what was asked for, of the epochs so far, and says where it is."""
     if checkpoints is not None and config.resume:
         newest = checkpoints.latest() or {}
@@ -145,7 +149,7 @@ def _stopped(step, config: TrainConfig, checkpoints, best: Best, console: Consol
         step.model.load_state_dict(best.state)
     score = shown_score(_metric(best.record), best.record.val)
     say(console, f"Best so far: epoch {results['best_epoch']}, validation {score}.")
-    _write(config, _content(config, results, best.records, step.report()), step, console)
+    _write(config, _content(config, results, best.records, step.report()), step, identity, console)
 
 
 def _kept(step, checkpoints, folder: str) -> str:
@@ -168,13 +172,13 @@ def _content(config: TrainConfig, results: dict[str, Any], records: list, report
     }
 
 
-def _write(config: TrainConfig, content: dict[str, Any], step, console: Console) -> None:
+def _write(config: TrainConfig, content: dict[str, Any], step, identity: dict, console: Console) -> None:
     if not is_first():
         return
     if config.report:
         write_json(config.report, content)
     if config.save:
-        saved.write(config.save, step.model, config, step.whole, content["results"])
+        saved.write(config.save, step.model, config, step.whole, content["results"], identity)
     for path in filter(None, (config.report, config.save)):
         say_path(console, f"Wrote {path}")
     if config.save and "test" in content["results"]:

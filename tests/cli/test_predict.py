@@ -130,6 +130,25 @@ REMEDY = {
 }
 
 
+def test_data_that_changed_since_the_training_is_told(trained, tmp_path, monkeypatch):
+    """Other labels or splits behind the same path: what is scored may have been trained on."""
+    best, graph, _ = trained
+    assert json.loads(call("evaluate", best, "--json"))["changed"] == []
+    was = graph.read_bytes()
+    try:
+        held = dict(np.load(graph))
+        np.savez(graph, **(held | {"x": held["x"][::-1], "y": held["y"][::-1]}))
+        facts = json.loads(call("evaluate", best, "--json"))
+        assert facts["changed"][:2] == ["features", "labels"]
+        shown = " ".join(call("evaluate", best).split())
+        assert "Since the training features, labels" in shown and "may have been trained on" in shown
+        other = tmp_path / "other.npz"
+        other.write_bytes(graph.read_bytes())
+        assert json.loads(call("evaluate", best, other, "--json"))["changed"] == [], "another graph was asked for"
+    finally:
+        graph.write_bytes(was)
+
+
 def test_other_files_are_refused_in_one_sentence(trained, tmp_path):
     for path in broken_files(tmp_path, trained[0]):
         error = call("evaluate", path, code=2)

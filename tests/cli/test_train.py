@@ -2,6 +2,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -141,3 +142,26 @@ def test_checkpoints_are_of_the_same_run(steps, tmp_path):
     assert steps[-1].saving["resume"] and "Going on from checkpoint-000000001.pt" in console.export_text()
     with pytest.raises(ConfigError, match="--resume and --checkpoint-every need --checkpoints"):
         build_config(None, {"resume": True})
+
+
+def test_a_run_does_not_go_on_over_other_data(steps, tmp_path):
+    """Behind the same path: features alone are enough; what older versions wrote does not say, and goes on."""
+    path, rng = tmp_path / "graph.npz", np.random.default_rng(0)
+    held = {
+        "edge_index": rng.integers(0, 5000, (2, 9000)), "x": rng.standard_normal((5000, 5)).astype(np.float32),
+        "y": np.arange(5000) % 3,
+    }  # fmt: skip
+    np.savez(path, **held)
+    flags = {"dataset": str(path), "fanouts": "5,3", "hidden": 8, "backend": "eager", "device": "cpu"}
+    flags |= {"checkpoints": str(tmp_path / "c")}
+    console = Console(quiet=True)
+    run(build_config(None, flags), console)
+    checkpoints = steps[0].saving["checkpoints"]
+    checkpoints.save({"a": 1})
+    run(build_config(None, flags | {"resume": True}), console)
+    np.savez(path, **(held | {"x": held["x"] + np.eye(5000, 5, dtype=np.float32)}))
+    with pytest.raises(ConfigError, match=r"a run over other data: features of .*graph\.npz are others now"):
+        run(build_config(None, flags | {"resume": True}), console)
+    del checkpoints.extra["graph"]
+    checkpoints.save({"a": 1})
+    run(build_config(None, flags | {"resume": True}), console)
