@@ -13,7 +13,7 @@ from joestar.kernels.gpu_columns import added_up, column_sums
 from joestar.kernels.gpu_join import split_columns_all
 from joestar.kernels.gpu_launch import cdiv, check_ids, check_rows, multiprocessors, op, power_of_two
 from joestar.kernels.gpu_row_sums import row_sums
-from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
+from joestar.kernels.gpu_tiles import check_values, column_block, tile_columns, tile_configs, tile_rows
 from joestar.kernels.layout import CAT_ALIGNMENT, NARROW
 from joestar.kernels.machine import in_tensor_cores
 
@@ -97,11 +97,10 @@ def _rows_of(grad, i, column, n, columns):
 @triton.jit(do_not_specialize=["n", "tiles"])
 def _gather_linear_grad(
     table, ids, grads, sums, n, tiles,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ACROSS: tl.constexpr, EVEN: tl.constexpr, SUMMED: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ACROSS: tl.constexpr, EVEN: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """``sums[g][program]`` = ``grads[g].T @ table[ids]`` ``[COLUMNS[g], WIDTH]`` of its share of the rows, not rounded,
-    and behind that, if ``SUMMED``, the sums ``[COLUMNS[g]]`` of the gradients.
+    """``sums[g][program]`` = ``grads[g].T @ table[ids]`` ``[COLUMNS[g], WIDTH]`` of its share of the rows, not rounded.
 
     The row of id ``NO_ROW`` is 0. A program keeps its part of the result, one of ``ACROSS`` blocks of columns of all
     gradients, and goes through tiles of rows, of which the next one is on its way while one is multiplied: rows of the
@@ -113,7 +112,7 @@ def _gather_linear_grad(
     part, program, step = tl.program_id(0) % parts, tl.program_id(0) // parts, tl.num_programs(0) // parts
     grad, out, columns, first = _part_of(part % ACROSS, grads, sums, COLUMNS, BLOCK, EVEN)
     column, k = first + tl.arange(0, BLOCK), (part // ACROSS) * DEPTH + tl.arange(0, DEPTH)
-    total, added = tl.zeros([BLOCK, DEPTH], out.dtype.element_ty), tl.zeros([BLOCK], out.dtype.element_ty)
+    total = tl.zeros([BLOCK, DEPTH], out.dtype.element_ty)
     i = program * ROWS + tl.arange(0, ROWS)
     following = _rows_of(grad, i, column, n, columns)
     for _ in tl.range(program, tiles, step, num_stages=AHEAD):
@@ -122,52 +121,37 @@ def _gather_linear_grad(
         by = following
         i += step * ROWS
         following = _rows_of(grad, i, column, n, columns)
-        if SUMMED:
-            added += tl.sum(by.to(out.dtype.element_ty), 0)
-        turned, rows = tl.trans(by), rows.to(by.dtype)
-        total = tl.dot(turned, rows, total, input_precision="tf32", out_dtype=out.dtype.element_ty)
-    out += program.to(tl.int64) * columns * (WIDTH + 1 if SUMMED else WIDTH)
+        total = tl.dot(tl.trans(by), rows, total, input_precision="tf32", out_dtype=out.dtype.element_ty)
+    out += program.to(tl.int64) * columns * WIDTH
     tl.store(out + column[:, None] * WIDTH + k[None, :], total, (column < columns)[:, None] & (k < WIDTH)[None, :])
-    if SUMMED:
-        tl.store(out + columns * WIDTH + column, added, (column < columns) & (part // ACROSS == 0))
 
 
-def _multiplied(
-    table: Tensor, ids: Tensor, grads: list[Tensor], summed: bool, config: tune.Config
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """``grad.T @ rows`` ``[C, F]`` of every gradient ``[n, C]``, with its sum ``[C]`` if ``summed``, else ``[0]``, in
-    its dtype; ``rows`` are the first ``n``."""
+def _multiplied(table: Tensor, ids: Tensor, grads: list[Tensor], config: tune.Config) -> list[Tensor]:
+    """``grad.T @ rows`` ``[C, F]`` of every gradient ``[n, C]``, in its dtype; ``rows`` are the first ``n``."""
     n, width, columns = grads[0].shape[0], table.shape[1], tuple(grad.shape[1] for grad in grads)
     check_rows(n)
-    sizes = [count * (width + summed) for count in columns]
-    if n:
-        block, depth = min(_COLUMNS, power_of_two(max(columns))), min(_WIDTH, max(16, power_of_two(width)))
-        across, tiles = sum(cdiv(count, block) for count in columns), cdiv(n, config["ROWS"])
-        parts = across * cdiv(width, depth)
-        programs = min(tiles, max(1, config["PER_CORE"] * multiprocessors(table.device) // parts))
-        sums = tuple(table.new_empty((programs, size), dtype=torch.float32) for size in sizes)
-        config = {name: value for name, value in config.items() if name != "PER_CORE"}
-        _gather_linear_grad[(programs * parts,)](
-            table, ids, tuple(grads), sums, n, tiles, WIDTH=width, COLUMNS=columns, ACROSS=across,
-            EVEN=math.gcd(*columns), SUMMED=summed, BLOCK=block, DEPTH=depth, **config,
-        )  # fmt: skip
-        every = [added_up(part, grads[0].dtype) for part in sums]
-    else:
-        every = [grads[0].new_zeros(size) for size in sizes]
-    whole = [count * width for count in columns]  # sums are copied: no two results of an op share memory
-    return [(part[:end].reshape(-1, width), part[end:].clone()) for part, end in zip(every, whole, strict=True)]
+    if not n:
+        return [grad.new_zeros((grad.shape[1], width)) for grad in grads]
+    block, depth = min(_COLUMNS, power_of_two(max(columns))), min(_WIDTH, max(16, power_of_two(width)))
+    across, tiles = sum(cdiv(count, block) for count in columns), cdiv(n, config["ROWS"])
+    parts = across * cdiv(width, depth)
+    programs = min(tiles, max(1, config["PER_CORE"] * multiprocessors(table.device) // parts))
+    sums = tuple(table.new_empty((programs, count, width), dtype=torch.float32) for count in columns)
+    config = {name: value for name, value in config.items() if name != "PER_CORE"}
+    _gather_linear_grad[(programs * parts,)](
+        table, ids, tuple(grads), sums, n, tiles, WIDTH=width, COLUMNS=columns, ACROSS=across, EVEN=math.gcd(*columns),
+        BLOCK=block, DEPTH=depth, **config,
+    )  # fmt: skip
+    return [added_up(part, grad.dtype) for part, grad in zip(sums, grads, strict=True)]
 
 
-def _read(
-    table: Tensor, ids: Tensor, grads: list[Tensor], biases: int, config: tune.Config
-) -> list[Tensor]:  # fmt: skip
-    """The op's results by a launch for those of as many rows."""
-    found = {}
+def _read(table: Tensor, ids: Tensor, grads: list[Tensor], config: tune.Config) -> list[Tensor]:
+    """``_multiplied``, by a launch for those of as many rows."""
+    found: dict[int, Tensor] = {}
     for n in {grad.shape[0]: None for grad in grads}:
         places = [place for place, grad in enumerate(grads) if grad.shape[0] == n]
-        summed = any(place < biases for place in places)
-        found |= zip(places, _multiplied(table, ids, [grads[p] for p in places], summed, config), strict=True)
-    return [found[place][0] for place in range(len(grads))] + [found[place][1] for place in range(biases)]
+        found |= zip(places, _multiplied(table, ids, [grads[p] for p in places], config), strict=True)
+    return [found[place] for place in range(len(grads))]
 
 
 @op
@@ -177,8 +161,8 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
 
     The rows are gathered once, and stored for the library's products, or as often as there are numbers of rows, by
     products of ours, which store none: timing decides. In stored rows a column of ones makes the sums, unless the
-    products would be a tile wider: then the gradients are read again. Gradients of few columns are added up as the rows
-    are read, which are not stored.
+    products would be a tile wider; else gradients are read again for them. Gradients of few columns are added up as the
+    rows are read, which are not stored.
     """
     check_ids(ids)
     check_values(table=table, **{f"grads[{i}]": grad for i, grad in enumerate(grads)})
@@ -190,7 +174,7 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
 
     def launch(config: tune.Config) -> list[Tensor]:
         if "STORED" not in config:
-            return _read(table, ids, grads, biases, config)
+            return _read(table, ids, grads, config) + [column_sums(grad) for grad in grads[:biases]]
         rows = gather_rows(table, ids[: max(grad.shape[0] for grad in grads)], first.dtype, ones)
         firsts = [rows[: grad.shape[0]] for grad in grads]
         if not ones:
@@ -209,6 +193,8 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
 
 
 def candidates(table: Tensor, grad: Tensor) -> list[tune.Config]:
-    """Launch settings: stored rows, and where tensor cores multiply what is gathered, those of programs that gather."""
-    multiplies = in_tensor_cores(grad.dtype) and accumulator(table, grad) == tl.float32
-    return [_STORED, *_READ] if multiplies else [_STORED]
+    """Launch settings: stored rows, and, where tensor cores multiply what is gathered as it is, those of programs that
+    gather; tiles of fewer rows of wide tables, whose addresses need registers, too."""
+    if table.dtype != grad.dtype or not in_tensor_cores(grad.dtype):
+        return [_STORED]
+    return [_STORED, *_READ[table.shape[1] > _WIDTH :]]
