@@ -13,7 +13,7 @@ from joestar import nn as gnn
 from joestar.cli.config import TrainConfig
 from joestar.cli.console import say
 from joestar.data.attributes import plain_attributes
-from joestar.data.identity import changed
+from joestar.data.identity import differences
 from joestar.distributed import world_size
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
@@ -181,21 +181,16 @@ def class_weights(y: Tensor, num_classes: int) -> Tensor:
     return torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1)), 1.0)
 
 
-def build_checkpoints(
-    config: TrainConfig, console: Console, graph: dict[str, str]
-) -> tuple[Checkpoints, dict | None]:  # fmt: skip
+def build_checkpoints(config: TrainConfig, console: Console) -> tuple[Checkpoints, dict | None]:
     """The folder of checkpoints, empty for a new run, or with those of the same run to go on from; and how large that
-    run's macro-batches are, of the step's state.
-
-    Args:
-        graph: the identity of the graph (``joestar.data.identity``).
+    run's macro-batches are, of the step's state, and over what graph it was, if it says.
 
     Raises:
-        ConfigError: the folder cannot be written to, or holds checkpoints of another run, or over other data.
+        ConfigError: the folder cannot be written to, or holds checkpoints of another run.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in PER_CALL}
     settings["batch_size"] *= world_size()  # a run may go on with another number of processes
-    found = Checkpoints(config.checkpoints, config.keep, {"settings": settings, "graph": graph})
+    found = Checkpoints(config.checkpoints, config.keep, {"settings": settings})
     paths = found.paths()
     if paths and not config.resume:
         raise ConfigError(
@@ -211,15 +206,38 @@ def build_checkpoints(
                 f"{config.checkpoints} is of a run with other settings: {', '.join(others)}. Give the same ones; only "
                 f"{', '.join(PER_CALL)} may differ."
             )
-        if data := changed(content.get("graph", graph), graph):
-            raise ConfigError(
-                f"{config.checkpoints} is of a run over other data: {', '.join(data)} of {config.dataset} are others "
-                "now. Going on would mix what two graphs taught: give the data of that run, or begin anew in another "
-                "folder."
-            )
     if config.resume:
         console.print(f"Going on from {paths[-1].name}" if paths else "No checkpoint yet: a new run", highlight=False)
-    return found, None if content is None else {name: content["step"].get(name) for name in ("macro_batch", "room")}
+    if content is None:
+        return found, None
+    state = content["step"]
+    return found, {"macro_batch": state.get("macro_batch"), "room": state.get("room"), "graph": content.get("graph")}
+
+
+def check_data(config: TrainConfig, before: Mapping | None, identity: dict[str, str], console: Console) -> None:
+    """Whether a run goes on over the data that it began with; columns of floating point may differ, which is said.
+
+    Args:
+        before: of ``build_checkpoints``; identity: of the graph (``joestar.data.identity``).
+
+    Raises:
+        ConfigError: edges, integers, splits or names are others.
+    """
+    if before is None:
+        return
+    found = differences(before["graph"] or {}, identity)
+    if found is None:
+        say(console, "Whether the data are those of before cannot be told: another version of Joestar read them.")
+        return
+    exact, floating = found
+    if exact:
+        raise ConfigError(
+            f"{config.checkpoints} is of a run over other data: {', '.join(exact + floating)} of {config.dataset} are "
+            "others now. Going on would mix what two graphs taught: give the data of that run, or begin anew in "
+            "another folder."
+        )
+    if floating:
+        say(console, f"Going on over other numbers than before: {', '.join(floating)} of {config.dataset} differ.")
 
 
 def _as_list(value):

@@ -17,7 +17,7 @@ from joestar.cli import build, saved
 from joestar.cli.console import say, say_path
 from joestar.cli.files import check_outputs, check_writable, place_of
 from joestar.cli.train import NAMES, shown_score
-from joestar.data.identity import changed, identity_of
+from joestar.data.identity import WORDS, differences, identity_of
 from joestar.errors import ConfigError, DataError
 from joestar.graph_api import Graph
 from joestar.metrics import DEFAULTS
@@ -25,6 +25,8 @@ from joestar.profile.files import write_text, write_whole
 
 PARTS = ("train", "val", "test", "all")
 SUFFIXES = (".csv", ".npy")
+TRAINED_ON = {WORDS["train"], WORDS["structure"], WORDS["ndata y"]}
+"""What shows that training nodes may be others, or numbered otherwise."""
 SHOWN = 8
 """Names that a message lists."""
 
@@ -36,14 +38,13 @@ def evaluate(
     """Scores a saved model and prints the score, unless ``quiet``.
 
     Returns:
-        ``model``, ``dataset``, ``nodes`` (which and how many), ``full``, ``scores`` (in [0, 1]) and, where that is the
-        graph of the training, ``changed``: what of it differs from then.
+        ``model``, ``dataset``, ``nodes`` (which and how many), ``full``, ``scores`` (in [0, 1]) and ``changed``: what
+        differs from the graph of the training, ``None`` where another one was asked for or that cannot be told.
 
     Raises:
         JoestarError: file, graph or choice are unusable.
     """
-    found, graph, idx, step = _prepared(path, dataset, root, nodes, device, scored=True)
-    other = [] if dataset is not None or not found.identity else changed(found.identity, identity_of(graph))
+    found, graph, idx, step, other = _prepared(path, dataset, root, nodes, device, scored=True)
     if nodes == "all":
         idx = idx[_labelled(graph.ndata["y"])]
     scores = step.evaluate(idx, batch_size or found.config.batch_size, full, metric=_metrics(found))
@@ -71,7 +72,7 @@ def predict(
     check_writable(output, "--out")
     if Path(output).suffix not in SUFFIXES:
         raise ConfigError(f"--out {output}: expected a name that ends in {' or '.join(SUFFIXES)}.")
-    found, graph, idx, step = _prepared(path, dataset, root, nodes, device, output=output)
+    found, graph, idx, step, _ = _prepared(path, dataset, root, nodes, device, output=output)
     logits = step.predict(idx, batch_size or found.config.batch_size, full).cpu()
     if Path(output).suffix == ".npy":
         write_whole(output, lambda file: np.save(file, logits.float().numpy()))
@@ -85,7 +86,7 @@ def _prepared(
     path: Path, dataset: str | None, root: Path | None, nodes: str, device: str, scored: bool = False,
     output: str | None = None,
 ):  # fmt: skip
-    """The file, the graph, the ids that ``nodes`` names, and a step that predicts.
+    """The file, the graph, the ids that ``nodes`` names, a step that predicts, and what of the graph changed.
 
     Args:
         scored: whether labels are compared with predictions; their classes are then numbered as the model's.
@@ -99,7 +100,9 @@ def _prepared(
     read = {"the saved model": path, "the dataset": place_of(dataset or config.dataset, root)}
     check_outputs({"--out": output}, read)
     device = build.choose_device(device)
-    graph = joestar.load(dataset or config.dataset, root=root, split=config.split, seed=config.seed).to(device)
+    graph = joestar.load(dataset or config.dataset, root=root, split=config.split, seed=config.seed)
+    other = _changed(found, graph, read["the dataset"]) if scored else None
+    graph = graph.to(device)
     model = found.build(graph)
     idx = _ids(graph, nodes)
     if scored:
@@ -118,7 +121,17 @@ def _prepared(
             deterministic=config.deterministic,
             autocast=found.autocast_on(graph),
         ),
+        other,
     )
+
+
+def _changed(found: saved.Saved, graph: Graph, place: Path | None) -> list[str] | None:
+    """What of a graph, as it was loaded, differs from that of the training, if it lies in the same place."""
+    config = found.config
+    if place != place_of(config.dataset, config.root) or (place is None and graph.name != config.dataset):
+        return None
+    other = differences(found.identity, identity_of(graph))
+    return None if other is None else [*other[0], *other[1]]
 
 
 def _ids(graph: Graph, nodes: str) -> Tensor:
@@ -212,8 +225,9 @@ def _print_scores(found: saved.Saved, facts: dict[str, Any], console: Console) -
     if not facts["full"]:
         say(console, "From sampled neighbours, as in training; --full takes all of them.")
     if facts["changed"]:
-        what = ", ".join(facts["changed"])
-        say(console, f"Since the training {what} have changed: some of these nodes may have been trained on.")
+        say(console, f"Changed since the training: {', '.join(facts['changed'])}.")
+        if facts["nodes"] != "train" and TRAINED_ON & set(facts["changed"]):
+            say(console, "Some of these nodes may have been trained on.")
 
 
 def _table(names: list, logits: Tensor, found: saved.Saved) -> str:

@@ -36,7 +36,7 @@ class Saved:
         regression: whether the outputs are values; class_names, feature_names: of the classes and features, if
             they have names.
         autocast: what it was trained in, under autocast; ``None``: float32.
-        identity: of the graph that it was trained on (``joestar.data.identity``), if the file says.
+        identity: of the graph that it was trained on (``joestar.data.identity``); empty if the file does not say.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Saved:
     class_names: list[str] | None = None
     autocast: torch.dtype | None = None
     feature_names: list[str] | None = None
-    identity: dict[str, str] | None = None
+    identity: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def autocast_on(self, graph: Graph) -> torch.dtype | None:
         """What it runs in over a graph: the dtype of features of 16 bits, else what it was trained in."""
@@ -134,7 +134,7 @@ def read(path: Path) -> Saved:
         return Saved(
             path, content["model"], config, content["features"], content["classes"], content["multilabel"],
             content["results"], content["regression"], content["class_names"],
-            AUTOCAST[content.get("autocast")], content.get("feature_names"), content.get("graph"),
+            AUTOCAST[content.get("autocast")], content.get("feature_names"), dict(content.get("graph") or {}),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is incomplete or of another version of Joestar ({error}); {MADE_BY}.") from error

@@ -81,11 +81,12 @@ def run(config: TrainConfig, console: Console) -> dict[str, Any]:
     device = build.build_device(config)
     graph = joestar.load(config.dataset, root=config.root, split=config.split, seed=config.seed)
     config = build.build_backend(config, device, console)
-    identity = identity_of(graph) if config.checkpoints or config.save else {}
-    checkpoints, before = None, None
-    if config.checkpoints is not None:
-        checkpoints, before = build.build_checkpoints(config, console, identity)
+    checkpoints, before = (None, None) if config.checkpoints is None else build.build_checkpoints(config, console)
     first_stage = build.build_first_stage(config, before)
+    identity = identity_of(graph) if config.checkpoints or config.save else {}
+    if checkpoints is not None:
+        build.check_data(config, before, identity, console)
+        checkpoints.extra["graph"] = identity
     if config.shard == "auto":
         plan = joestar.store.plan_graph(graph)
         for line in str(plan).splitlines():

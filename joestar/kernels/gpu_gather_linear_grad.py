@@ -20,7 +20,7 @@ from joestar.kernels.machine import in_tensor_cores
 _TILE = 64
 """Columns of the smallest tile in which a GPU's library multiplies."""
 _COLUMNS, _WIDTH = 64, 128
-"""Columns of gradients and of rows whose products a program adds up: 64 registers of each of 64 threads hold half."""
+"""Columns of gradients and of rows whose products a program adds up: 128 registers of each of 64 threads hold them."""
 _STORED = {"STORED": 1}
 _READ = [
     {"ROWS": 64, "AHEAD": 2, "PER_CORE": 4, "num_warps": 2},
@@ -132,7 +132,7 @@ def _multiplied(table: Tensor, ids: Tensor, grads: list[Tensor], config: tune.Co
     check_rows(n)
     if not n:
         return [grad.new_zeros((grad.shape[1], width)) for grad in grads]
-    block, depth = min(_COLUMNS, power_of_two(max(columns))), min(_WIDTH, max(16, power_of_two(width)))
+    block, depth = min(_COLUMNS, max(16, power_of_two(max(columns)))), min(_WIDTH, max(16, power_of_two(width)))
     across, tiles = sum(cdiv(count, block) for count in columns), cdiv(n, config["ROWS"])
     parts = across * cdiv(width, depth)
     programs = min(tiles, max(1, config["PER_CORE"] * multiprocessors(table.device) // parts))
@@ -159,10 +159,11 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
     """``grad.T @ table[ids]`` ``[C, F]`` of every gradient ``[n, C]``, or ``[m, C]`` of the first ``m`` rows, then the
     sums ``[C]`` of the first ``biases``.
 
-    The rows are gathered once, and stored for the library's products, or as often as there are numbers of rows, by
-    products of ours, which store none: timing decides. In stored rows a column of ones makes the sums, unless the
-    products would be a tile wider; else gradients are read again for them. Gradients of few columns are added up as the
-    rows are read, which are not stored.
+    The rows are gathered once, and stored for the library's products, or, where one dtype is multiplied by tensor
+    cores, by products of ours, which store none: by a launch for every number of rows, 64 columns of gradients at a
+    time. Timing decides, but for where sums must have a fixed order. In stored rows a column of ones makes the sums,
+    unless the products would be a tile wider; else gradients are read again for them. Gradients of few columns are
+    added up as the rows are read, which are not stored.
     """
     check_ids(ids)
     check_values(table=table, **{f"grads[{i}]": grad for i, grad in enumerate(grads)})
@@ -195,6 +196,6 @@ def gather_linear_grad(table: Tensor, ids: Tensor, grads: list[Tensor], biases: 
 def candidates(table: Tensor, grad: Tensor) -> list[tune.Config]:
     """Launch settings: stored rows, and, where tensor cores multiply what is gathered as it is, those of programs that
     gather; tiles of fewer rows of wide tables, whose addresses need registers, too."""
-    if table.dtype != grad.dtype or not in_tensor_cores(grad.dtype):
+    if table.dtype != grad.dtype or not in_tensor_cores(grad.dtype) or not table.shape[1]:
         return [_STORED]
     return [_STORED, *_READ[table.shape[1] > _WIDTH :]]

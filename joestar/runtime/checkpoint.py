@@ -290,7 +290,8 @@ def content_hash(content: Any) -> str:
 def _absorb(state, value: Any) -> None:
     if isinstance(value, Tensor):
         state.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
-        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        flat = value.detach().to("cpu").contiguous()
+        flat = flat.as_strided((flat.numel(),), (1,))  # one number may have any stride
         state.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     elif isinstance(value, Mapping):
         state.update(f"dict {len(value)}".encode())

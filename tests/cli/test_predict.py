@@ -139,14 +139,29 @@ def test_data_that_changed_since_the_training_is_told(trained, tmp_path, monkeyp
         held = dict(np.load(graph))
         np.savez(graph, **(held | {"x": held["x"][::-1], "y": held["y"][::-1]}))
         facts = json.loads(call("evaluate", best, "--json"))
-        assert facts["changed"][:2] == ["features", "labels"]
+        assert facts["changed"][0] == "labels" and facts["changed"][-1] == "features"
         shown = " ".join(call("evaluate", best).split())
-        assert "Since the training features, labels" in shown and "may have been trained on" in shown
+        assert "Changed since the training: labels" in shown and "may have been trained on" in shown
+        assert json.loads(call("evaluate", best, graph, "--json"))["changed"] == facts["changed"], "the same place"
         other = tmp_path / "other.npz"
         other.write_bytes(graph.read_bytes())
-        assert json.loads(call("evaluate", best, other, "--json"))["changed"] == [], "another graph was asked for"
+        assert json.loads(call("evaluate", best, other, "--json"))["changed"] is None, "another graph was asked for"
+        np.savez(graph, **(held | {"x": held["x"][::-1]}))
+        shown = " ".join(call("evaluate", best).split())
+        assert "Changed since the training: features." in shown and "trained on" not in shown
     finally:
         graph.write_bytes(was)
+
+
+def test_what_compile_makes_of_columns_is_no_change(tmp_path):
+    """A folder of float64 features and labels in int32, which steps read as float32 and int64."""
+    graph = joestar.load(write_graph(tmp_path / "graph.npz"))
+    graph.ndata["x"], graph.ndata["y"] = graph.ndata["x"].double(), graph.ndata["y"].int()
+    joestar.data.save(graph, tmp_path / "folder")
+    flags = ["--hidden", "8", "--epochs", "1", "--fanouts", "4,4", "--batch-size", "12", "--backend", "eager"]
+    flags += ["--execution", "exact", "--device", "cpu", "--save", tmp_path / "best.pt"]
+    call("train", tmp_path / "folder", *flags)
+    assert json.loads(call("evaluate", tmp_path / "best.pt", "--json"))["changed"] == []
 
 
 def test_other_files_are_refused_in_one_sentence(trained, tmp_path):

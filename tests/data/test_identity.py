@@ -6,7 +6,7 @@ import torch
 
 from joestar import Graph
 from joestar.data import identity
-from joestar.data.identity import changed, identity_of
+from joestar.data.identity import differences, identity_of
 
 
 def graph(**other):
@@ -21,7 +21,8 @@ def graph(**other):
 
 
 def test_the_same_data_has_the_same_identity():
-    assert identity_of(graph()) == identity_of(graph()) and changed(identity_of(graph()), identity_of(graph())) == []
+    once, twice = identity_of(graph()), identity_of(graph())
+    assert once == twice and differences(once, twice) == ([], [])
 
 
 def scaled(made):
@@ -53,28 +54,57 @@ def more(made):
     made.ndata["age"] = torch.zeros(30)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (scaled, ["features"]), (labelled, ["labels"]), (weighted, ["'edata w'"]), (split, ["training nodes"]),
-    (without, ["validation nodes"]), (narrower, ["features"]), (more, ["'ndata age'"]),
+def sliced(made):
+    made.train_idx = torch.arange(5)[::5]
+
+
+def known(made):
+    made.ids = torch.arange(30, dtype=made.indices.dtype) + 5
+
+
+def called(made):
+    made.class_names = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("change", "exact", "floating"), [
+    (scaled, [], ["features"]), (labelled, ["labels"], []), (weighted, [], ["'edata w'"]),
+    (split, ["training nodes"], []), (without, ["validation nodes"], []), (narrower, [], ["features"]),
+    (more, ["'ndata age'"], []), (sliced, ["training nodes"], []), (known, ["'ids'"], []),
+    (called, ["names of classes or features"], []),
 ])  # fmt: skip
-def test_what_changed_is_named(change, words):
+def test_what_changed_is_named(change, exact, floating):
     other = graph()
     change(other)
-    assert changed(identity_of(graph()), identity_of(other)) == words
+    assert differences(identity_of(graph()), identity_of(other)) == (exact, floating)
 
 
 def test_edges():
     made = graph()
     other = Graph.from_csc(made.indptr, made.indices.flip(0), validate=False)
-    assert "edges" in changed(identity_of(made), identity_of(other))
+    assert "edges" in differences(identity_of(made), identity_of(other))[0]
+
+
+def test_what_another_reader_made_is_not_compared(monkeypatch):
+    before = identity_of(graph())
+    monkeypatch.setattr(identity, "READER", 2)
+    assert differences(before, identity_of(graph())) is None and differences({}, before) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int16])
+def test_columns_of_any_dtype(dtype):
+    one, other = graph(), graph()
+    for made in (one, other):
+        made.ndata["z"] = (torch.arange(30) % 2).to(dtype)
+    other.ndata["z"] = 1 - other.ndata["z"] if dtype != torch.bool else ~other.ndata["z"]
+    assert sum(map(len, differences(identity_of(one), identity_of(other)))) == 1
 
 
 def test_shapes_and_no_rows_count():
     empty, flat = graph(), graph()
     empty.test_idx = torch.empty(0, dtype=torch.int64)
-    assert changed(identity_of(graph()), identity_of(empty)) == ["test nodes"]
+    assert differences(identity_of(graph()), identity_of(empty)) == (["test nodes"], [])
     flat.ndata["x"] = flat.ndata["x"].reshape(30, 2, 2)
-    assert changed(identity_of(graph()), identity_of(flat)) == ["features"]
+    assert differences(identity_of(graph()), identity_of(flat)) == ([], ["features"])
 
 
 def test_of_long_columns_pieces_are_read_with_the_first_and_the_last(monkeypatch):
@@ -84,8 +114,8 @@ def test_of_long_columns_pieces_are_read_with_the_first_and_the_last(monkeypatch
     digest = identity._digest
     monkeypatch.setattr(identity, "_digest", lambda piece: seen.append(len(piece)) or digest(piece))
     before = identity_of(graph())
-    assert seen.count(16) >= 4 and len(seen) <= 4 * 8
+    assert seen.count(16) >= 4 and len(seen) <= 4 * 9
     for row in (0, 29):
         other = graph()
         other.ndata["x"][row] += 1
-        assert changed(before, identity_of(other)) == ["features"]
+        assert differences(before, identity_of(other)) == ([], ["features"])

@@ -275,6 +275,7 @@ def test_files_hold_no_code_and_are_checked(tmp_path):
         "tensors": [torch.arange(5), torch.zeros(0)],
         "numbers": {"a": 1.5, 3: None},
         "half": torch.ones(3).half(),
+        "one": torch.arange(5)[::5],  # contiguous, with a stride of five
     }
     write_checkpoint(path, content)
     found = read_checkpoint(path)

@@ -1,4 +1,5 @@
-"""Gradients of products of gathered rows gather these once, where ids of one are the first of another's (GPU).
+"""Gradients of products of gathered rows are one op, which stores these once, where ids of one are the first of
+another's (GPU).
 
 Before                                                         After
     ids, .. = compact(own, ...)
