@@ -130,7 +130,7 @@ REMEDY = {
 }
 
 
-def test_data_that_changed_since_the_training_is_told(trained, tmp_path, monkeypatch):
+def test_data_that_changed_since_the_training_is_told(trained, tmp_path):
     """Other labels or splits behind the same path: what is scored may have been trained on."""
     best, graph, _ = trained
     assert json.loads(call("evaluate", best, "--json"))["changed"] == []

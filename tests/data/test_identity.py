@@ -9,7 +9,7 @@ from joestar.data import identity
 from joestar.data.identity import differences, identity_of
 
 
-def graph(**other):
+def graph():
     rng = np.random.default_rng(0)
     edges = torch.from_numpy(rng.integers(0, 30, (2, 200)))
     made = Graph.from_edge_index(edges, 30)

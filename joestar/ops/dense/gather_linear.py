@@ -5,8 +5,8 @@ The row of id ``NO_ROW`` is 0: padded entries of ids that nobody in the batch ha
 forward or for the gradient (``lowering.rules.lookup``). Other ids that are no row are an error, on a GPU undefined.
 
 On a CPU a block of rows is gathered into the cache, multiplied and overwritten by the next; on a GPU the product's own
-loads gather (``kernels/gpu_gather_linear.py``). The backward pass gathers again: rows that are
-stored, once for all of them, or as it multiplies (``kernels/gpu_gather_linear_grad.py``).
+loads gather (``kernels/gpu_gather_linear.py``). The backward pass gathers again: rows that are stored, once for all of
+them, or as it multiplies (``kernels/gpu_gather_linear_grad.py``).
 """
 
 import itertools
