@@ -42,7 +42,8 @@ FANOUTS, HIDDEN, LAYERS, BATCH = [15, 10, 5], 128, 3, 1000
 def timed(net: torch.nn.Module, sampler, options: argparse.Namespace, **chosen) -> tuple[dict, object]:
     """(What was measured, the step) of a model."""
     graph, device = sampler.graph, torch.device(options.device)
-    step = joestar.compile(net, sampler, F.cross_entropy, torch.optim.Adam(net.parameters(), 1e-3), **chosen)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    step = joestar.compile(net, sampler, F.cross_entropy, optimizer, prefetch=options.prefetch, **chosen)
     memory, seconds = PeakMemory(device), []
     for epoch in range(2 + options.epochs):
         if epoch == 2:
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--shape", default="small")
     parser.add_argument("--tf32", action="store_true", help="products may use TF32")
+    parser.add_argument("--prefetch", action="store_true", help="batches a step ahead")
     parser.add_argument("--forms", default=";".join(TIMED), help="names by ';', or none")
     parser.add_argument("--user", default=",".join(USER), help="names by ',', or none")
     parser.add_argument("--epochs", type=int, default=3)

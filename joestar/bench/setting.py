@@ -54,6 +54,7 @@ class Setting(Steps):
         dataset: what ``joestar.load`` reads, in place of a planted graph of ``shape``, ``scale`` times as many nodes,
             with ``features`` columns (``None``: the shape's).
         epochs: whole epochs timed by the wall clock; 0 for none.
+        prefetch: Joestar's steps by ``compile(prefetch=True)``.
     """
 
     heads: int = 4
@@ -63,6 +64,7 @@ class Setting(Steps):
     epochs: int = 3
     scale: float = 1.0
     features: int | None = None
+    prefetch: bool = False
 
     def check(self) -> None:
         """Whether there are such models, fanouts, orders of ids and widths, before a large graph is made.

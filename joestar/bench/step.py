@@ -184,7 +184,9 @@ def _joestar(name: str, how: str, graph, setting: Setting, looks: list[Callable[
     net = network(name, graph, setting)
     sampler = joestar.NeighborSampler(graph, list(setting.fanouts))
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-    step = joestar.compile(net, sampler, F.cross_entropy, optimizer, autocast=_autocast(setting))
+    step = joestar.compile(
+        net, sampler, F.cross_entropy, optimizer, autocast=_autocast(setting), prefetch=setting.prefetch
+    )
 
     batch = _batch(graph, setting)
 

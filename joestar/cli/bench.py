@@ -151,7 +151,8 @@ def _step_tables(result: dict, console: Console) -> None:
     setting, rows = result["setting"], result["rows"]
     orders = {row["ids"] for row in rows}
     what = setting["dataset"] or f"{setting['shape']}, ids {' and '.join(sorted(orders))}"
-    console.print(f"\n{what}, on {_about(setting)}", highlight=False)
+    ahead = ", prefetch" if setting["prefetch"] else ""
+    console.print(f"\n{what}, on {_about(setting)}{ahead}", highlight=False)
     rows = rows if len(orders) > 1 else [row | {"ids": ""} for row in rows]
     base = {(row["model"], row["ids"]): row for row in rows if row["how"] == "eager"}
     _show(console, "Steps", _steps(rows, base))

@@ -49,6 +49,7 @@ def step(
     epochs: Annotated[int, option("Whole epochs to time by the wall clock; 0: none.", min=0)] = 3,
     ids: Ids = "shuffled",
     dataset: Dataset = None,
+    prefetch: Annotated[bool, option("Joestar's batches a step ahead: compile(prefetch=True).", "--prefetch")] = False,
     kernels: Kernels = False,
     json_file: Json = None,
 ) -> None:
@@ -65,7 +66,7 @@ def step(
     setting = Setting(
         shape, device, words(models), precision, numbers(fanouts, "--fanouts"), hidden, batch_size=batch_size,
         steps=steps, baselines=words(baselines), kernels=kernels, ids=IDS if ids == "both" else words(ids),
-        dataset=dataset, epochs=epochs,
+        dataset=dataset, epochs=epochs, prefetch=prefetch,
     )  # fmt: skip
     bench_step(setting, json_file, out())
 

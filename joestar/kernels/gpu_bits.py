@@ -34,16 +34,21 @@ def whole_words(part, WIDTH: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constex
 
 
 @triton.jit
-def store_bits(out, row, holds, part, mask, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """A bit for every entry of ``holds`` ``[ROWS, BLOCK]``, whose columns are those of ``whole_words``.
+def store_bits(
+    out, row, holds, part, mask, WORDS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, AXIS: tl.constexpr = 1
+):
+    """A bit for every entry of ``holds`` ``[ROWS, BLOCK]``, or ``[ROWS, 1, BLOCK]`` where ``AXIS`` is 2.
 
-    The words stay in the layout of the values, in which rows are read: nothing passes through shared memory.
+    The columns are those of ``whole_words``. The words stay in the layout of the values, in which rows are read:
+    nothing passes through shared memory.
     """
     lane = tl.arange(0, BLOCK)[None, :]
+    if AXIS == 2:
+        lane = tl.arange(0, BLOCK)[None, None, :]
     bits = holds.to(tl.int32) << (lane // WIDE % 32)
     words = tl.zeros_like(bits)
     for w in tl.static_range(WIDE):
-        words = tl.where(lane == w, tl.sum(tl.where(lane % WIDE == w, bits, 0), 1, keep_dims=True), words)
+        words = tl.where(lane == w, tl.sum(tl.where(lane % WIDE == w, bits, 0), AXIS, keep_dims=True), words)
     word = part * WIDE + lane
     tl.store(out + row * WORDS + word, words, mask & (lane < WIDE) & (word < WORDS))
 

@@ -5,13 +5,16 @@ first is used. The largest score so far, the sum of exponentials and the weighte
 (as in FlashAttention), so degrees have no limit. The gradients are in ``gpu_segment_grad``.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from joestar.kernels import tune
-from joestar.kernels.gpu_launch import cdiv, on_device
+from joestar.kernels.gpu_bits import kept_bits, passes_relu, rows_within_warps, store_bits, unknown_bits
+from joestar.kernels.gpu_launch import cdiv, on_device, require
 from joestar.kernels.gpu_segment_steps import (
     TAIL,
     checked,
@@ -31,7 +34,7 @@ from joestar.kernels.gpu_segment_steps import (
 )
 from joestar.kernels.gpu_spmm import row_edges
 from joestar.kernels.gpu_tiles import accumulator
-from joestar.kernels.segment_program import FULL, SegmentProgram, dtype_of
+from joestar.kernels.segment_program import FULL, SegmentProgram, check_activated, dtype_of, width_of
 
 
 @triton.jit
@@ -60,19 +63,32 @@ def _reduced(
     return new_sums, new_tops, new_totals
 
 
+@triton.jit
+def _beside(addend, bias, row, column, known, inside, WIDTH: tl.constexpr, ACC: tl.constexpr):
+    """What is added to the rows of a result, 0 where nothing is."""
+    added = tl.zeros([1, 1, 1], ACC)
+    if addend is not None:
+        added += tl.load(addend + row * WIDTH + column, known & inside, 0).to(ACC)
+    if bias is not None:
+        added += tl.load(bias + column, inside, 0).to(ACC)
+    return added
+
+
 @triton.jit(do_not_specialize=["n", "num_edges"])
 def _segment(
-    indptr, indices, leaves, outs, n, num_edges,
+    indptr, indices, leaves, outs, addend, bias, bits, kept, n, num_edges, scale: tl.float64,
     KINDS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, STRIDES: tl.constexpr, NAMES: tl.constexpr,
     READ: tl.constexpr, NUMBERS: tl.constexpr, FROM_SRC: tl.constexpr, WEIGHED: tl.constexpr, SCORES: tl.constexpr,
     VALUES: tl.constexpr,
     TOPS: tl.constexpr, TOTALS: tl.constexpr, MEANS: tl.constexpr, OF_RESULTS: tl.constexpr, OF_SCORES: tl.constexpr,
     HEADS: tl.constexpr, HEAD_WIDTH: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
-    ACC: tl.constexpr, TAIL: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr,
+    ACC: tl.constexpr, WORDS: tl.constexpr, TAIL: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The results, then the largest scores and sums of exponentials, in ``outs``.
 
-    ``TOPS``, ``TOTALS``: where in ``outs`` these of a result are; ``OF_...``: sizes, 2 with columns.
+    ``TOPS``, ``TOTALS``: where in ``outs`` these of a result are; ``OF_...``: sizes, 2 with columns. Where bits are
+    ``kept``, ``WORDS`` to a row, the one result is activated, see ``segment_bias_relu``: what that reads of rows is on
+    its way before their edges are.
     """
     i = tile(ROWS)
     start, end = row_edges(indptr, None, None, i, n)
@@ -81,6 +97,12 @@ def _segment(
         leaves, i, head, column, start < end, inside, KINDS, PLACES, COLUMNS, STRIDES, "dst", HEADS, HEAD_WIDTH,
         WIDTH, ACC,
     )  # fmt: skip
+    row, known = i.to(tl.int64), i < n
+    if kept is not None:
+        added = _beside(addend, bias, row, column, known, inside, WIDTH, ACC)
+        holds = known & inside
+        if bits is not None:
+            holds = kept_bits(bits, row, column, holds, WORDS)
     sums = zeros(OF_RESULTS, 0, ROWS, TALL, BLOCK, ACC)
     tops = zeros(OF_SCORES, float("-inf"), ROWS, TALL, BLOCK, ACC)
     totals = zeros(OF_SCORES, 0, ROWS, TALL, BLOCK, ACC)
@@ -122,8 +144,7 @@ def _segment(
                     store_tile(outs[r], e, values[VALUES[r]], valid, head, column, inside, OF_RESULTS[r], HEADS, WIDTH)
             sums, tops, totals = _reduced(values, valid, sums, tops, totals, WEIGHED, SCORES, VALUES, ACC)
         done += AHEAD
-    row, filled = i.to(tl.int64), start < end
-    known = i < n
+    filled = start < end
     for r in tl.static_range(len(VALUES)):
         if WEIGHED[r] == -2:
             fill_behind(outs[r], tl.load(indptr + n), num_edges, OF_RESULTS[r], HEADS, WIDTH, TAIL)
@@ -139,6 +160,11 @@ def _segment(
                 )
             elif MEANS[r]:
                 y = y / tl.maximum(end - start, 1).to(ACC)
+            if kept is not None:
+                y += added
+                holds = holds & passes_relu(y)
+                y = tl.where(holds, y * tl.full((), scale, ACC), 0)
+                store_bits(kept, row, holds & inside, 0, known, WORDS, WORDS, BLOCK, 2)
             store_tile(outs[r], row, y, known, head, column, inside, OF_RESULTS[r], HEADS, WIDTH)
 
 
@@ -171,6 +197,51 @@ def ahead(kinds: tuple[str, ...], leaves: dict, most: int) -> int:
     return max(1, min(most, most // max(1, rows), 4 * most // max(1, numbers)))
 
 
+@dataclass(frozen=True)
+class _Epilogue:
+    """What ``segment_bias_relu`` is given beside a program, and its bits; without these nothing follows."""
+
+    bias: Tensor | None = None
+    bits: Tensor | None = None
+    scale: float = 1.0
+    addend: Tensor | None = None
+    kept: Tensor | None = None
+
+
+def _reduce(
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], parsed: SegmentProgram, heads: int, outs: list[Tensor],
+    name: tuple[str, str], epilogue: _Epilogue,
+) -> None:  # fmt: skip
+    """Fills ``outs`` with the results of a program; ``name``: how the choice of settings is called, and the program."""
+    width = width_of(parsed, leaves, heads)
+    n, edges, dtype, kept = indptr.numel() - 1, indices.numel(), dtype_of(parsed, leaves), epilogue.kept
+    results, sizes = _results(parsed), tile_of(parsed, width, heads)
+    constants = described(parsed.leaves, leaves, parsed.steps, parsed.leaves)
+    from_src = any(kind.startswith("src") for kind in parsed.leaves)
+    settings = {
+        **constants, **results, **sizes, "FROM_SRC": from_src, "ACC": accumulator(*outs), "TAIL": TAIL,
+        "WORDS": 1 if kept is None else kept.shape[1],
+    }  # fmt: skip
+    tensors, targets = prepared(parsed.leaves, leaves), tuple(outs)
+    parts = cdiv(sizes["HEADS"], sizes["TALL"])
+    given = (epilogue.addend, epilogue.bias, epilogue.bits)
+
+    def launch(config: tune.Config) -> None:
+        grid = (max(1, cdiv(n, config["ROWS"])), parts)
+        _segment[grid](indptr, indices, tensors, targets, *given, kept, n, edges, epilogue.scale, **settings, **config)
+
+    kernel, program = name
+    beside = () if kept is None else tuple(tensor is not None for tensor in given)
+    shape = (dtype, width, heads, program.replace(" ", "_"), *beside, tune.size_class(n), tune.size_class(edges))
+    few = ahead(parsed.leaves, constants, 4)
+    tiles = tiles_of(sizes, dtype.itemsize, parsed.has_heads and not parsed.softmaxes)
+    if kept is not None:
+        tiles = rows_within_warps(tiles, sizes["BLOCK"] * dtype.itemsize)
+    configs = [{**config, "AHEAD": few} for config in tiles[:3]] + [{**tiles[0], "AHEAD": 2 * few}]
+    work = work_of(parsed, n, edges, width, dtype.itemsize)
+    launch(tune.choose(kernel, shape, configs, launch, work, indptr.device))
+
+
 @on_device
 def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int) -> list[Tensor]:
     """See ``joestar.ops.aggregate.segment``. Sums run in edge order: the result does not change between runs."""
@@ -190,23 +261,30 @@ def segment(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str,
         outs += [like.new_empty((n, width if size == FULL else heads), dtype=wide) for _ in range(2)]
     if not (n and width):
         return [out.zero_() for out in outs]
-    sizes = tile_of(parsed, width, heads)
-    constants = described(parsed.leaves, leaves, parsed.steps, parsed.leaves)
-    from_src = any(kind.startswith("src") for kind in parsed.leaves)
-    settings = {
-        **constants, **results, **sizes, "FROM_SRC": from_src, "ACC": accumulator(*outs), "TAIL": TAIL,
-    }  # fmt: skip
-    tensors, targets = prepared(parsed.leaves, leaves), tuple(outs)
-    parts = cdiv(sizes["HEADS"], sizes["TALL"])
-
-    def launch(config: tune.Config) -> None:
-        grid = (max(1, cdiv(n, config["ROWS"])), parts)
-        _segment[grid](indptr, indices, tensors, targets, n, edges, **settings, **config)
-
-    shape = (dtype, width, heads, program.replace(" ", "_"), tune.size_class(n), tune.size_class(edges))
-    few = ahead(parsed.leaves, constants, 4)
-    tiles = tiles_of(sizes, dtype.itemsize, parsed.has_heads and not parsed.softmaxes)
-    configs = [{**config, "AHEAD": few} for config in tiles[:3]] + [{**tiles[0], "AHEAD": 2 * few}]
-    work = work_of(parsed, n, edges, width, dtype.itemsize)
-    launch(tune.choose("segment", shape, configs, launch, work, indptr.device))
+    _reduce(indptr, indices, leaves, parsed, heads, outs, ("segment", program), _Epilogue())
     return outs
+
+
+@on_device
+def segment_bias_relu(
+    indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int, bias: Tensor | None,
+    bits: Tensor | None, scale: float, addend: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """See ``joestar.ops.aggregate.segment_bias_relu``: the rows are activated while they are held."""
+    indptr, indices = indptr.contiguous(), indices.contiguous()
+    parsed, leaves, width = checked(indptr, indices, leaves, program, heads)
+    check_activated(parsed, width)
+    n, dtype = indptr.numel() - 1, dtype_of(parsed, leaves)
+    words = cdiv(width, 32)
+    fits = {"bias": (dtype, (width,)), "bits": (torch.int32, (n, words)), "addend": (dtype, (n, width))}
+    for (what, wanted), tensor in zip(fits.items(), (bias, bits, addend), strict=True):
+        right = tensor is None or (tensor.dtype, tuple(tensor.shape)) == wanted
+        came = None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+        require(right, f"{what} {wanted[0]} {list(wanted[1])}", came)
+    bias, bits, addend = (None if tensor is None else tensor.contiguous() for tensor in (bias, bits, addend))
+    out = leaves[0].new_empty((n, width), dtype=dtype)
+    kept = unknown_bits(out)
+    if out.numel():
+        epilogue = _Epilogue(bias, bits, scale, addend, kept)
+        _reduce(indptr, indices, leaves, parsed, heads, [out], ("segment_bias_relu", program), epilogue)
+    return out, kept

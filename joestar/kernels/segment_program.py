@@ -250,6 +250,25 @@ def width_of(program: SegmentProgram, tensors: Sequence, heads: int):
     return heads
 
 
+WIDEST_ACTIVATED = 256
+"""Most columns of rows that ``segment_bias_relu`` activates: one tile holds them, whose words of bits are whole."""
+
+
+def activates(program: SegmentProgram, width: int) -> bool:
+    """Whether ``segment_bias_relu`` activates the rows of a program: one sum or mean without heads.
+
+    Not a softmax, whose gradient reads the rows as they were before.
+    """
+    alone = len(program.results) == 1 and program.results[0][0] in ("sum", "mean")
+    return alone and not program.has_heads and width <= WIDEST_ACTIVATED
+
+
+def check_activated(program: SegmentProgram, width: int) -> None:
+    """Raises ``ValueError`` unless ``activates``."""
+    expected = f"one sum or mean of at most {WIDEST_ACTIVATED} columns, without heads, to be activated"
+    require(activates(program, width), expected, f"{str(program)!r} of {width}")
+
+
 def dtype_of(program: SegmentProgram, tensors: Sequence[Tensor]) -> torch.dtype:
     """The dtype of all leaves but bits."""
     for kind, (first, *_) in zip(program.leaves, groups_of(program.leaves, tensors), strict=True):

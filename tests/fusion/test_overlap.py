@@ -257,7 +257,7 @@ def test_inductor_calls_it():
     assert set(settings) == set(without) == {*always, "post_grad_custom_pre_pass"}
     first = inductor_settings(torch.device("cuda"), ("overlap", "gradient-sums"))["post_grad_custom_pre_pass"]
     assert [module.NAME for module in first.passes] == [
-        "join-casts", "product-epilogue", "unaligned-products", "product-layout",
+        "join-casts", "product-epilogue", "segment-epilogue", "unaligned-products", "product-layout",
     ]  # fmt: skip
     values = [torch.randn(30, 30, requires_grad=True) for _ in range(3)]
 

@@ -4,9 +4,9 @@ import torch
 
 
 def moved(value, device: str):
-    """The tensor, or those of a list; anything else as it is."""
-    if isinstance(value, list):
-        return [moved(entry, device) for entry in value]
+    """The tensor, or those of a list or tuple; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(entry, device) for entry in value)
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 

@@ -2,11 +2,18 @@
 
 from torch import fx
 
-from joestar.fusion.backend import gradient_sums, join_casts, product_epilogue, product_layout, unaligned_products
+from joestar.fusion.backend import (
+    gradient_sums,
+    join_casts,
+    product_epilogue,
+    product_layout,
+    segment_epilogue,
+    unaligned_products,
+)
 from joestar.kernels.machine import products_in_tf32
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
-PASSES = (gradient_sums, join_casts, product_epilogue, unaligned_products, product_layout)
+PASSES = (gradient_sums, join_casts, product_epilogue, segment_epilogue, unaligned_products, product_layout)
 
 
 class FirstPasses(CustomGraphPass):

@@ -90,7 +90,7 @@ def _in_front(graph: fx.Graph, node: fx.Node, of_x: fx.Node, of_weight: fx.Node)
         old.replace_all_uses_with(results[place])
     for place, result in enumerate(results):
         result.meta = {**origin(node), "val": new.meta["val"][place]}
-    for gone in (*olds, rows, *node.users, node):
+    for gone in dict.fromkeys((*olds, rows, *node.users, node)):
         graph.erase_node(gone)
     for result in results:
         if not result.users:

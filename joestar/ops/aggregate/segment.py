@@ -32,7 +32,8 @@ from joestar.ops.sampling.edge_dst import valid_edges
 
 ops = torch.ops.joestar
 
-_ARGUMENTS = "Tensor indptr, Tensor indices, Tensor[] leaves, str program, int heads"
+ARGUMENTS = "Tensor indptr, Tensor indices, Tensor[] leaves, str program, int heads"
+"""What ops of segment programs are given first."""
 
 
 def reference(indptr: Tensor, indices: Tensor, leaves: list[Tensor], program: str, heads: int) -> list[Tensor]:
@@ -155,7 +156,8 @@ def reference_grad(
     ]
 
 
-def _fake(indptr, indices, leaves, program, heads):
+def result_shapes(indptr, indices, leaves, program, heads):
+    """Tensors like what ``segment`` gives, without their numbers."""
     parsed = SegmentProgram.parse(program)
     leaves = tensors_apart(parsed, leaves)
     like, n = leaves[0], indptr.shape[0] - 1
@@ -262,10 +264,10 @@ def _autocast(device: str):
 
 
 define(
-    f"segment({_ARGUMENTS}) -> Tensor[]", reference, fake=_fake, gradient=(_setup, _backward), padding=Padding.SAFE,
-    cpu="cpu_segment", cuda="gpu_segment", autocast=_autocast,
+    f"segment({ARGUMENTS}) -> Tensor[]", reference, fake=result_shapes, gradient=(_setup, _backward),
+    padding=Padding.SAFE, cpu="cpu_segment", cuda="gpu_segment", autocast=_autocast,
 )  # fmt: skip
 define_gradient(
-    f"segment_grad({_ARGUMENTS}, Tensor[] rows, bool[] wanted) -> Tensor[]", reference_grad,
+    f"segment_grad({ARGUMENTS}, Tensor[] rows, bool[] wanted) -> Tensor[]", reference_grad,
     fake=_grad_fake, cpu="cpu_segment", cuda="gpu_segment_grad",
 )  # fmt: skip

@@ -50,7 +50,7 @@ from joestar.kernels.gpu_ranks import TILE, counters, sum_ranks
 from joestar.kernels.gpu_shuffle import shuffle_keys
 from joestar.kernels.layout import REDUCTIONS
 from joestar.kernels.segment_gradient import grad_rows
-from joestar.kernels.segment_program import SegmentProgram
+from joestar.kernels.segment_program import SegmentProgram, activates
 from joestar.stages.device_slots import DeviceSlots
 
 KEY, COUNT = torch.tensor([1, 2, 3]), torch.tensor(5)
@@ -236,6 +236,10 @@ def segments(dtype: torch.dtype, heads: int, width: int) -> None:
         program = PROGRAMS[name][0]
         args = (INDPTR, indices, segment_leaves(program, heads, width, structure, dtype), program, heads)
         outputs = gpu.segment(*args)
+        if activates(SegmentProgram.parse(program), heads * width):
+            zeros = torch.zeros_like(outputs[0])
+            bits = torch.zeros(ROWS, -(-heads * width // 32), dtype=torch.int32)
+            gpu.segment_bias_relu(*args, zeros[0].contiguous(), bits, 2.0, zeros)
         for deterministic in (False, True):
             torch.use_deterministic_algorithms(deterministic)
             rows = grad_rows(SegmentProgram.parse(program), heads, heads * width, INDPTR, outputs, outputs)

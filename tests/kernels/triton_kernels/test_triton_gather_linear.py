@@ -182,8 +182,9 @@ def test_gradients_by_rows_that_are_not_stored(dtype, monkeypatch, ranges, tf32)
     monkeypatch.setattr(backward, "gather_rows", lambda *args: pytest.fail("rows are stored"))
     random = torch.Generator().manual_seed(0)
     for cores, width, columns, rows, biases in (
-        (1, 100, (20, 70), (300, 130), 1), (132, 64, (16, 90, 9), (70, 70, 20), 2), (2, 120, (130, 64), (129, 129), 1),
-        (3, 127, (9, 9, 9, 2), (1, 65, 0, 70), 3), (132, 300, (17,), (150,), 0), (1, 3, (12, 12), (40, 200), 0),
+        (1, 128, (20, 70), (300, 130), 1), (132, 64, (16, 90, 9), (70, 70, 20), 2), (2, 120, (130, 64), (129, 129), 0),
+        (3, 127, (9, 9, 9, 2), (1, 65, 0, 70), 0), (3, 128, (9, 9, 9, 2), (1, 65, 0, 70), 3),
+        (132, 300, (17,), (150,), 0), (1, 3, (12, 12), (40, 200), 0),
     ):  # fmt: skip
         monkeypatch.setattr(backward, "multiprocessors", lambda device, cores=cores: cores)
         held = torch.randn(61, width, generator=random).to(dtype)
@@ -203,7 +204,7 @@ def test_gradients_by_rows_that_are_not_stored(dtype, monkeypatch, ranges, tf32)
                 check_close(y, g.double().t() @ read[: g.shape[0]], dtype, f"weight {where}")
             for y, g in zip(found[len(grads) :], grads[:biases], strict=True):
                 check_close(y, g.double().sum(0), dtype, f"bias {where}")
-    assert seen.count("gather_linear_grad") == 6 * len(backward._READ)
+    assert seen.count("gather_linear_grad") == 7 * len(backward._READ)
 
 
 def test_stored_rows_where_tensor_cores_multiply_nothing(monkeypatch):
@@ -217,6 +218,7 @@ def test_stored_rows_where_tensor_cores_multiply_nothing(monkeypatch):
         assert len(given) == number and given[0] == backward._STORED
     assert len(backward.candidates(torch.zeros(2, 200), torch.zeros(2, 2))) == 2
     assert len(backward.candidates(torch.zeros(2, 0), torch.zeros(2, 2))) == 1
+    assert backward.candidates(torch.zeros(2, 2), torch.zeros(2, 2), ones=True) == [backward._STORED]
 
 
 @pytest.mark.fuzz

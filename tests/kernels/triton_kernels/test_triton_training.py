@@ -101,7 +101,7 @@ class Gated(nn.Module):
     def __init__(self):
         super().__init__()
         self.lin = nn.ModuleList([nn.Linear(5, 16, bias=False), nn.Linear(16, 16, bias=False)])
-        self.film = nn.ModuleList([nn.Linear(5, 32), nn.Linear(16, 32)])
+        self.film = nn.ModuleList([nn.Linear(5, 32, bias=False), nn.Linear(16, 32, bias=False)])  # else rows are stored
         self.out = nn.Linear(16, 3)
 
     def forward(self, blocks, x):
