@@ -21,7 +21,7 @@ from joestar.fusion.aggregate import (
 from joestar.fusion.backend import first, gradients_together, overlap
 from joestar.fusion.clean import cse, dce, hoist, simplify
 from joestar.fusion.context import PassContext
-from joestar.fusion.dense import bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
+from joestar.fusion.dense import batch_norm, bias, bias_relu, join_together, narrow_linear, relu_dropout, split_update
 from joestar.fusion.edges import (
     attention,
     column_leaves,
@@ -112,6 +112,7 @@ PASSES = (
     Pass("backward-format", backward_format.run),
     Pass("kept-bits", kept_bits.run),
     Pass("bias-on-read", bias_on_read.run),
+    Pass("batch-norm", batch_norm.run),
     Pass("bias-relu", bias_relu.run),
     Pass("gather-together", gather_together.run),
     Pass("join-together", join_together.run),

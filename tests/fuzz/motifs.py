@@ -288,6 +288,7 @@ MOTIFS: dict[str, list[Motif]] = {
     "narrow-linear": [Motif(before=widened, inner=True)],
     "kept-bits": [Motif(bent, dropped, inner=True, choices=AGGREGATED)],
     "bias-on-read": [Motif(biased_reads, inner=True, choices=AGGREGATED)],
+    "batch-norm": [Motif(before=rows.trained_batch_norm, inner=True, choices={"norm": "fused"})],
     "bias-relu": [Motif(before=biased, inner=True, choices={"epilogue": "fused"})],
     "gather-together": [Motif(gated_update, choices={"gather": "in-place"})],
     "join-together": [Motif(two_sums, inner=True, choices=AGGREGATED)],

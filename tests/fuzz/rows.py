@@ -120,6 +120,12 @@ def batch_norm(code: Code, h: Rows, n: str) -> Rows:
     return code.rows(f"{code.own(made)}({h})", h.width)
 
 
+def trained_batch_norm(code: Code, h: Rows, n: str) -> Rows:
+    """Batch norm by the statistics of the batch."""
+    made = f"nn.BatchNorm1d({h.width}{code.pick('', *NORMS)})"
+    return code.rows(f"{code.own(made)}({h})", h.width)
+
+
 def linear(code: Code, h: Rows, n: str) -> Rows:
     """A linear layer to some width."""
     return code.linear(h, code.width())

@@ -1,4 +1,4 @@
-"""Segment programs with an epilogue, compiled: values of every setting, and training as a plain loop of PyTorch does."""
+"""Segment programs with an epilogue, compiled: values of every setting, and training beside a plain loop of PyTorch."""
 
 import copy
 

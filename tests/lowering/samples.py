@@ -331,7 +331,7 @@ EXPLAINED = {
     "scaled_linear": "an op of Joestar's; tests/fusion/test_row_factors_numbers.py",
     **dict.fromkeys(("gather_linear", "gather_linears"), "ops of Joestar's; test_padding_strangers.py"),
     "gather_rows": "an op of Joestar's; tests/store/test_features.py",
-    "masked_batch_norm": "what batch_norm becomes; test_padding_norm.py",
+    **dict.fromkeys(("masked_batch_norm", "batch_norm_rows"), "what batch_norm becomes; test_padding_norm.py"),
     **dict.fromkeys(("synced_batch_norm", "row_parts"), "of several ranks; tests/distributed/test_training.py"),
     "only_valid": "what history.py marks rows with; tests/stages",
     "gather_shards": "an op of Joestar's; tests/store/test_sharded.py",

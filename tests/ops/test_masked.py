@@ -145,3 +145,34 @@ def test_overflow_of_nothing():
         stacked, fits = ops.overflow([], [], torch.tensor(flag))
         assert stacked.shape == (0,)
         assert fits.item() is (not flag)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("extra", [0, 6])
+def test_batch_norm_rows(extra, affine):
+    """Results and gradients of the composition, which autograd differentiates; rows behind the count are not read."""
+    valid = values((7, 3), torch.float64, 1).mul(3).add(1).requires_grad_()
+    weight, bias = (values((3,), torch.float64, seed).requires_grad_() if affine else None for seed in (2, 3))
+    x, count = _padded(valid, 0, extra)
+    found, expected = (
+        ops.batch_norm_rows(x, weight, bias, count, 1e-3),
+        ops.masked_batch_norm(x, weight, bias, count, 1e-3),
+    )
+    assert_close(found[:3], expected)
+    assert_close(found[3], (expected[2] * 6 / 7 + 1e-3).rsqrt())
+    assert not any(statistic.requires_grad for statistic in found[1:])
+    leaves = [leaf for leaf in (valid, weight, bias) if leaf is not None]
+    cotangent = values((7, 3), torch.float64, 4)
+    ours, theirs = (torch.autograd.grad((y[0][:7] * cotangent).sum(), leaves) for y in (found, expected))
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batch_norm_rows_of_few(rows):
+    """One row is normalised to the bias, and has no variance; none leave 0."""
+    x, count = _padded(torch.tensor([[2.0, 3.0]])[:rows], 0, 2)
+    for found, expected in zip(
+        ops.batch_norm_rows(x, None, torch.tensor([0.5, 0.25]), count, 1e-5),
+        ops.masked_batch_norm(x, None, torch.tensor([0.5, 0.25]), count, 1e-5), strict=False,
+    ):  # fmt: skip
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -75,6 +75,7 @@ CALLS = {
     "aggregate_rows_kept": [(*CSC, x(), None, None, BITS, 2.0, "sum", leaf(3, seed=4))],
     "bias_relu": [(x(), leaf(3, seed=2), BITS, 2.0), (x(), None, BITS, 2.0, x())],
     "add_bias": [(x(), leaf(3, seed=2))],
+    "batch_norm_rows": [(x(), leaf(3, seed=2), leaf(3, seed=4), torch.tensor(4), 1e-3)],
     "dropout_apply": [(x(), BITS, 0.4, relu) for relu in (False, True)],
     "gather_linear": [(x().detach(), torch.tensor([0, 2]), leaf(4, 3), leaf(4))],
     "gather_linears": [(x().detach(), torch.tensor([0, 2]), [leaf(4, 3), leaf(4, 3, seed=2)], [leaf(4)])],

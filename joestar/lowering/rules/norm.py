@@ -140,6 +140,6 @@ def _instance_norm(context, node: fx.Node) -> None:
 RULES = {
     **dict.fromkeys(("native_batch_norm", "instance_norm"), _instance_norm),
     "batch_norm": _batch_norm,
-    **dict.fromkeys(("masked_batch_norm", "synced_batch_norm"), masked_batch_norm),
+    **dict.fromkeys(("masked_batch_norm", "batch_norm_rows", "synced_batch_norm"), masked_batch_norm),
     "row_parts": row_parts,
 }

@@ -227,6 +227,14 @@ def activations(dtype: torch.dtype, width: int) -> None:
             gpu.aggregate_activated_grad(INDPTR, indices, grad, x, *rest)
 
 
+def batch_norms(dtype: torch.dtype) -> None:
+    """Batch norm of rows, of one tile of columns and of several."""
+    for width in (3, 128, 300):
+        x, vector = torch.zeros(NODES, width, dtype=dtype), torch.zeros(width)
+        y, mean, _, scale = gpu.batch_norm_rows(x, vector, vector, COUNT, 1e-5)
+        gpu.batch_norm_rows_grad(y, x, vector, COUNT, mean, scale)
+
+
 def segments(dtype: torch.dtype, heads: int, width: int) -> None:
     """Segment programs of known layers; both orders of the sources."""
     indices = torch.zeros(EDGES, dtype=torch.int32)
@@ -392,6 +400,7 @@ def main() -> None:
             heads_of_one_row(torch.float32)
             segments(torch.float32, 4, 32)
             dense_products(torch.float32)
+        batch_norms(torch.float32)
         products_of_two_dtypes()
         wide_rows(torch.float32, WIDEST)
         feeding()
