@@ -76,7 +76,17 @@ def build_first_stage(config: TrainConfig, before: Mapping | None = None):
     if config.partitions is None:
         return None if (macro_batch, hot) == (None, None) else joestar.LargeBatch(macro_batch, hot=hot)
     parts = Partitioning.load(config.partitions)
-    return joestar.Partitions(parts, config.group or max(1, parts.parts // GROUPS), ahead=config.layers, hot=hot)
+    ahead = list(config.ahead or (config.layers,))
+    return joestar.Partitions(
+        parts,
+        config.group or max(1, parts.parts // GROUPS),
+        hubs=config.hubs or 0,
+        halo_fanout=config.halo_fanout,
+        ahead=ahead[0] if len(ahead) == 1 else ahead,
+        dtype=torch.bfloat16 if config.history == "bf16" else torch.float32,
+        max_age=config.max_age,
+        hot=hot,
+    )
 
 
 def check_graph(graph: Graph) -> None:

@@ -32,6 +32,10 @@ def setting(default: Any, group: str, help: str, **rules: Any) -> Any:
     return field(default=default, metadata={"group": group, "help": help, **rules})
 
 
+OF_PARTITIONS = ("group", "history", "ahead", "hubs", "halo_fanout", "max_age")
+"""Settings that go with ``partitions``."""
+
+
 @dataclass
 class TrainConfig:
     """Settings of a training run. ``None`` where a value follows from others (see ``resolved``)."""
@@ -118,6 +122,33 @@ class TrainConfig:
     group: int | None = setting(
         None, "Execution", "Parts in a group (with --partitions).", low=1, shown="an eighth of them"
     )
+    history: str | None = setting(
+        None,
+        "Execution",
+        "Numbers of historical embeddings (with --partitions): half the host memory as bf16.",
+        choices=("fp32", "bf16"),
+        shown="fp32",
+    )
+    ahead: tuple[int, ...] | None = setting(
+        None,
+        "Execution",
+        "What a group keeps (with --partitions): all within N hops of its seeds, or so many picks per hop, N,N,...",
+        shown="all within the layers' hops",
+        metavar="N,N,...",
+    )
+    hubs: int | None = setting(
+        None, "Execution", "Hubs that are in every group (with --partitions).", low=0, shown="none"
+    )
+    halo_fanout: int | None = setting(
+        None, "Execution", "Most in-edges of a node from other parts (with --partitions).", low=0, shown="all"
+    )
+    max_age: int | None = setting(
+        None,
+        "Execution",
+        "Groups after which a historical embedding is not read (with --partitions).",
+        low=1,
+        shown="any",
+    )
     macro_batch: int | None = setting(
         None, "Execution", "Training nodes of a macro-batch (with --memory).", low=1, shown="the plan chooses"
     )
@@ -162,8 +193,9 @@ class TrainConfig:
             raise ConfigError("--resume and --checkpoint-every need --checkpoints FOLDER.")
         if self.shard is not None and (self.memory is not None or self.partitions is not None):
             raise ConfigError("--shard is for a graph that stays where it is: leave out --memory and --partitions.")
-        if self.group is not None and self.partitions is None:
-            raise ConfigError("--group is of --partitions FILE: give both, or neither.")
+        for name in OF_PARTITIONS:
+            if getattr(self, name) is not None and self.partitions is None:
+                raise ConfigError(f"--{name.replace('_', '-')} is of --partitions FILE: give both, or neither.")
         if self.macro_batch is not None and (self.memory is None or self.partitions is not None):
             raise ConfigError(
                 "--macro-batch is of --memory SIZE without --partitions, whose groups have their own size."
@@ -181,8 +213,7 @@ class TrainConfig:
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
 RUN_ONLY = (
     "epochs", "patience", "metric", "scheduler", "execution", "report", "save", "checkpoints", "checkpoint_every",
-    "keep", "resume", "memory", "shard", "partitions", "group",
-    "macro_batch", "hot",
+    "keep", "resume", "memory", "shard", "partitions", *OF_PARTITIONS, "macro_batch", "hot",
 )  # fmt: skip
 """Settings of a whole run, which mean nothing for a single step."""
 PROFILED = tuple(name for name in FIELDS if name not in RUN_ONLY)

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from joestar.cli.config import FIELDS, RUN_ONLY, TrainConfig
+from joestar.cli.config import FIELDS, OF_PARTITIONS, RUN_ONLY, TrainConfig
 from joestar.cli.console import out, plain_errors
 from joestar.cli.flags import takes_settings
 from joestar.cli.help import Command, option
 
-STAGED = ("memory", "partitions", "group", "macro_batch", "hot")
+STAGED = ("memory", "partitions", *OF_PARTITIONS, "macro_batch", "hot")
 PLANNED = tuple(name for name in FIELDS if name not in RUN_ONLY or name in STAGED)
 
 

@@ -56,8 +56,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / META
     if is_partial(folder):
         raise DataError(
-            f"{folder}: this graph is half-written: whatever wrote it has not ended. Run the same `joestar convert` "
-            "again, which goes on where it was, or remove the folder."
+            f"{folder}: this graph is half-written: whatever wrote it has not ended. Run the same command again "
+            "(`joestar convert` goes on where it was, `joestar generate` begins anew), or remove the folder."
         )
     try:
         meta = json.loads(path.read_text())

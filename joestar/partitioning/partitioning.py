@@ -143,7 +143,10 @@ def _read(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file. Write it with Partitioning.save or `joestar partition`.") from error
     except UNREADABLE as error:
-        raise DataError(f"{path}: expected a partitioning, but it cannot be read ({error}). Make it again.") from error
+        why = "it is no .npz file" if "unsafely" in str(error) else error  # NumPy would have it loaded unsafely
+        raise DataError(
+            f"{path}: expected a partitioning, but it cannot be read ({why}). Make it again with `joestar partition`."
+        ) from error
     return assignment, meta
 
 

@@ -5,8 +5,11 @@ import re
 import warnings
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from joestar.cli import build
+from joestar.cli.config import build_config
 from joestar.cli.main import app
 from joestar.errors import ConfigError, JoestarWarning
 from joestar.staged import planning
@@ -129,8 +132,39 @@ def test_training_over_partitions(tmp_path):
     assert "4 macro-batches" in shown
     history = json.loads((tmp_path / "run.json").read_text())["ledger"]["feeding"]["history"]
     assert [layer["width"] for layer in history] == [16] and history[0]["pushed"] > 0
-    done = CliRunner().invoke(app, ["train", "cora", "--group", "2"])
-    assert done.exit_code != 0 and "--partitions" in done.output + str(done.exception)
+    for flag in ("--group", "--hubs", "--halo-fanout", "--max-age", "--ahead"):
+        done = CliRunner().invoke(app, ["train", "cora", flag, "2"])
+        assert done.exit_code != 0 and f"{flag} is of --partitions FILE" in done.output + str(done.exception)
+
+
+def test_what_partitions_take_can_be_set(tmp_path):
+    """Every option reaches the first stage; tables of 16 bits are half as large, and the run says so."""
+    parts = tmp_path / "parts.npz"
+    ran("partition", "cora", "--parts", "8", "--passes", "1", "--out", str(parts))
+    given = {"partitions": str(parts), "group": 2, "history": "bf16", "hubs": 5, "halo_fanout": 3, "max_age": 7}
+    stage = build.build_first_stage(build_config(None, {**given, "ahead": "4,3"}))
+    assert (stage.group, stage.dtype, stage.hubs, stage.halo_fanout) == (2, torch.bfloat16, 5, 3)
+    assert (stage.max_age, stage.fanouts) == (7, [4, 3])
+    plain = build.build_first_stage(build_config(None, {"partitions": str(parts)}))
+    assert (plain.group, plain.dtype, plain.hubs, plain.halo_fanout) == (1, torch.float32, 0, None)
+    assert (plain.max_age, plain.fanouts) == (None, [-1, -1])
+    assert build.build_first_stage(build_config(None, {"partitions": str(parts), "ahead": "3"})).fanouts == [-1] * 3
+    options = ["train", "cora", "--partitions", str(parts), "--group", "2", "--memory", "40MiB", *SMALL]
+    found = []
+    for history in ("fp32", "bf16"):
+        ran(
+            *options,
+            "--history",
+            history,
+            "--epochs",
+            "1",
+            "--backend",
+            "eager",
+            "--report",
+            str(tmp_path / "run.json"),
+        )
+        found.append(json.loads((tmp_path / "run.json").read_text())["ledger"]["feeding"]["history"][0])
+    assert found[0]["pushed"] == found[1]["pushed"] > 0
 
 
 def test_what_the_plan_finds_can_be_overridden():

@@ -75,6 +75,9 @@ def test_of_another_version_or_kind(path):
     np.savez(path, x=np.zeros(3))
     with pytest.raises(DataError, match="cannot be read"):
         Partitioning.load(path)
+    path.write_text("parts")
+    with pytest.raises(DataError, match=r"it is no \.npz file\)\. Make it again with `joestar partition`"):
+        Partitioning.load(path)
     with pytest.raises(DataError, match="no such file"):
         Partitioning.load(path.with_name("none.npz"))
 
