@@ -166,6 +166,10 @@ def _kind(name: str) -> str:
     return name.partition(" ")[0] if " " in name else ""
 
 
+AWAY = 1e9
+"""Losses, weights and moments from here on are those of a training that has diverged."""
+
+
 class Autocast:
     """What a training under autocast may be off by: a few times what the plain loop is off by from one in float64.
 
@@ -174,6 +178,7 @@ class Autocast:
 
     Attributes:
         tells: whether rounding leaves something to compare: the plain loop is off by less than half of what there is.
+        away: whether it has diverged, to where squares in float32 may be infinite: nothing is compared.
     """
 
     def __init__(self, training: Training, batches: list[Tensor], losses: list[Tensor], state: dict[str, Tensor]):
@@ -188,7 +193,10 @@ class Autocast:
             kind = _kind(name)
             self.scales[kind] = max(self.scales.get(kind, 0.0), _largest(value))
         self._take_in(self.outcome(losses, state))
-        self.tells = all(self.off[name] <= 0.5 * scale for name in self.true if (scale := self._scale(name)))
+        self.away = not max(self.scales.values(), default=0.0) < AWAY
+        self.tells = not self.away and all(
+            self.off[name] <= 0.5 * scale for name in self.true if (scale := self._scale(name))
+        )
 
     def _scale(self, name: str) -> float:
         """What an error is measured by; 0 of a weight that moves by rounding alone (a bias in front of a norm)."""
@@ -217,6 +225,8 @@ class Autocast:
 
     def differences(self, losses: list[Tensor], state: dict[str, Tensor]) -> list[str]:
         """What a training is off by."""
+        if self.away:
+            return []
         got = self.outcome(losses, state)
         wrong = differences(got, self.true, self)
         if wrong and not self.moved:  # a ReLU's input that is next to nothing, a sum that cancels
