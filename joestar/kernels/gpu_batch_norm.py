@@ -1,4 +1,4 @@
-"""Batch norm of the valid rows of a padded set on the GPU: statistics in one pass over the rows, gradients in two.
+"""Batch norm of the valid rows of a padded set on the GPU: statistics, and sums of the gradient, in one pass each.
 
 Programs keep a mean and the squares about it for every slot of their tiles, updated row by row (Welford, 1962), and
 these are put together as Chan, Golub and LeVeque do it (1979): no digits cancel, whatever the mean. All sums run in the
@@ -133,31 +133,6 @@ def _gradient_sums(
     tl.store(at + WIDTH, tl.sum(products, 0, keep_dims=True) * factor, column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _gradient_rows(
-    grad, x, mean, scale, weight, count, sums, out, by_weight, by_bias, n,
-    WIDTH: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the rows, 0 of those that are not valid; the first program also stores those of the vectors."""
-    i, column = tile_rows(ROWS).to(tl.int64), tile_columns(tl.program_id(1), BLOCK)
-    total = tl.load(count)
-    inside = (i < total) & (i < n) & (column < WIDTH)
-    by = tl.load(grad + i * WIDTH + column, inside, 0).to(ACC)
-    value = tl.load(x + i * WIDTH + column, inside, 0).to(ACC)
-    of_bias, of_weight = _vector(sums, column, WIDTH, ACC), _vector(sums + WIDTH, column, WIDTH, ACC)
-    factor = _vector(scale, column, WIDTH, ACC)
-    share = 1 / tl.maximum(total, 1).to(ACC)
-    unit = (value - _vector(mean, column, WIDTH, ACC)) * factor
-    rows = by - of_bias * share - unit * (of_weight * share)
-    if weight is not None:
-        factor *= _vector(weight, column, WIDTH, ACC)
-    rows = tl.where(inside, rows * factor, 0)
-    tl.store(out + i * WIDTH + column, rows.to(out.dtype.element_ty), (i < n) & (column < WIDTH))
-    if tl.program_id(0) == 0:
-        tl.store(by_weight + column, of_weight.to(by_weight.dtype.element_ty), column < WIDTH)
-        tl.store(by_bias + column, of_bias.to(by_bias.dtype.element_ty), column < WIDTH)
-
-
 def _checked(x: Tensor, count: Tensor, **vectors: Tensor | None) -> tuple[int, int, torch.dtype]:
     """(n, D, the dtype of sums)."""
     check_values(x=x, **vectors)
@@ -209,30 +184,16 @@ def batch_norm_rows(
 
 
 @op
-def batch_norm_rows_grad(
-    grad: Tensor, x: Tensor, weight: Tensor | None, count: Tensor, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_rows_sums(grad: Tensor, x: Tensor, count: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """See ``joestar.ops.dense.batch_norm_rows``."""
-    n, width, wide = _checked(x, count, weight=weight, mean=mean, scale=scale)
+    n, width, wide = _checked(x, count, mean=mean, scale=scale)
     right = grad.shape == x.shape and grad.dtype == x.dtype
     require(right, f"grad {x.dtype} {list(x.shape)}", f"{grad.dtype} {list(grad.shape)}")
-    out, vector = torch.empty_like(x), wide if weight is None else weight.dtype
-    by_weight, by_bias = (x.new_empty(width, dtype=vector) for _ in range(2))
-    if not out.numel():
-        return out, by_weight.zero_(), by_bias.zero_()
+    if not x.numel():
+        return x.new_zeros((2, width), dtype=wide)
     through, programs = _through(n, width)
-    acc, columns = accumulator(x), cdiv(width, through["BLOCK"])
     parts = x.new_empty((programs, 2, width), dtype=wide)
-    _gradient_sums[(programs, columns)](grad, x, mean, scale, count, parts, n, ACC=acc, **through)
-    sums = added_up(parts)
-
-    def launch(config: tune.Config) -> None:
-        _gradient_rows[(cdiv(n, config["ROWS"]), columns)](
-            grad, x, mean, scale, weight, count, sums, out, by_weight, by_bias, n,
-            WIDTH=width, ACC=acc, BLOCK=through["BLOCK"], **config,
-        )  # fmt: skip
-
-    shape = (x.dtype, width, weight is not None, tune.size_class(n))
-    configs, work = tile_configs(width, x.element_size()), 3 * x.numel() * x.element_size()
-    launch(tune.choose("batch_norm_rows_grad", shape, configs, launch, work, x.device))
-    return out, by_weight, by_bias
+    _gradient_sums[(programs, cdiv(width, through["BLOCK"]))](
+        grad, x, mean, scale, count, parts, n, ACC=accumulator(x), **through
+    )
+    return added_up(parts)

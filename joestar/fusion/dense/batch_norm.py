@@ -1,4 +1,4 @@
-"""Batch norm of rows is one op, whose statistics take one pass over the rows and whose gradient two.
+"""Batch norm of rows is one op, whose statistics take one pass over the rows and whose gradient's sums another.
 
 Before (training)                                       After, if ``fused`` is chosen
     made = joestar.masked_batch_norm(h, w, b, n, eps)       made = joestar.batch_norm_rows(h, w, b, n, eps)

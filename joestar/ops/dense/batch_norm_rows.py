@@ -32,35 +32,27 @@ def batch_norm_rows(
     return y, mean, var, torch.rsqrt((centred * centred).sum(0) / total + eps)
 
 
-def batch_norm_rows_grad(
-    grad: Tensor, x: Tensor, weight: Tensor | None, count: Tensor, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``batch_norm_rows`` for ``x``, ``weight`` and ``bias``, these in the dtype of ``weight``.
+def batch_norm_rows_sums(grad: Tensor, x: Tensor, count: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Over the valid rows, the sums of ``grad`` and of its products with the normalised rows: ``[2, D]``.
+
+    These are the gradients of ``bias`` and ``weight``, and all that the gradient of ``x`` needs of other rows: the rest
+    is a loop over the rows, which the backend writes, into the memory of ``grad`` where nobody reads that again.
 
     Args:
         grad: as ``x``, not read behind the valid rows; mean, scale: what ``batch_norm_rows`` returned.
     """
-    wide = wide_dtype(x.dtype)
+    wide = mean.dtype
     by, unit = (mask_rows(rows.to(wide), count, 0, 0) for rows in (grad, (x.to(wide) - mean) * scale))
-    of_bias, of_weight = by.sum(0), (by * unit).sum(0)
-    total = count.to(wide).clamp(min=1)
-    rows = (by - of_bias / total - unit * (of_weight / total)) * scale
-    rows = mask_rows(rows if weight is None else rows * weight.to(wide), count, 0, 0)
-    vector = wide if weight is None else weight.dtype
-    return rows.to(x.dtype), of_weight.to(vector), of_bias.to(vector)
+    return torch.stack([by.sum(0), (by * unit).sum(0)])
 
 
 def _fake(x, weight, bias, count, eps):
     return x.new_empty(x.shape), *(x.new_empty(x.shape[1], dtype=wide_dtype(x.dtype)) for _ in range(3))
 
 
-def _grad_fake(grad, x, weight, count, mean, scale):
-    vector = wide_dtype(x.dtype) if weight is None else weight.dtype
-    return x.new_empty(x.shape), *(x.new_empty(x.shape[1], dtype=vector) for _ in range(2))
-
-
 def _setup(ctx, inputs, output):
-    x, weight, _, count, _ = inputs
+    x, weight, bias, count, _ = inputs
+    ctx.vector = None if bias is None else bias.dtype
     _, *statistics = output
     mean, _, scale = statistics
     ctx.mark_non_differentiable(*statistics)
@@ -69,9 +61,13 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, *of_statistics):
     x, weight, count, mean, scale = ctx.saved_tensors
-    by_x, by_weight, by_bias = ops.batch_norm_rows_grad(grad.contiguous(), x, weight, count, mean, scale)
-    wanted = ctx.needs_input_grad
-    return by_x, by_weight if wanted[1] else None, by_bias if wanted[2] else None, None, None
+    of_bias, of_weight = ops.batch_norm_rows_sums(grad.contiguous(), x, count, mean, scale).unbind()
+    total = count.to(mean.dtype).clamp(min=1)
+    rows = grad - of_bias / total - (x - mean) * (scale * of_weight / total)
+    rows = mask_rows(rows * (scale if weight is None else scale * weight), count, 0, 0).to(x.dtype)
+    _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+    of_weight = of_weight.to(weight.dtype) if wants_weight else None
+    return rows, of_weight, of_bias.to(ctx.vector) if wants_bias else None, None, None
 
 
 define(
@@ -81,8 +77,8 @@ define(
     fake=_fake, gradient=(_setup, _backward), padding=Padding.RULE, cuda="gpu_batch_norm", dissolved=("cpu",),
 )  # fmt: skip
 define_gradient(
-    "batch_norm_rows_grad(Tensor grad, Tensor x, Tensor? weight, Tensor count, Tensor mean, Tensor scale)"
-    " -> (Tensor, Tensor, Tensor)",
-    batch_norm_rows_grad,
-    fake=_grad_fake, cuda="gpu_batch_norm", dissolved=("cpu",),
+    "batch_norm_rows_sums(Tensor grad, Tensor x, Tensor count, Tensor mean, Tensor scale) -> Tensor",
+    batch_norm_rows_sums,
+    fake=lambda grad, x, count, mean, scale: mean.new_empty((2, x.shape[1])),
+    cuda="gpu_batch_norm", dissolved=("cpu",),
 )  # fmt: skip
