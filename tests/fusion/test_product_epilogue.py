@@ -183,6 +183,23 @@ def test_dtypes_of_16_bits(dtype):
     assert product_epilogue.run(built(dtype=dtype, inner=256)) == 2
 
 
+def rewrites(run, layer, args, expected, trained) -> list[int]:
+    """What ``run`` says of both graphs of a layer as traced for a GPU, whose loss and gradients are as ``expected``."""
+    made = []
+
+    def rewritten(gm, example):
+        made.append(run(gm.graph))
+        gm.graph.lint()
+        gm.recompile()
+        return make_boxed_func(gm.forward)
+
+    traced = aot_function(layer, rewritten, rewritten, decompositions=decompositions(torch.device("cuda")))
+    ours, theirs = ((loss, *torch.autograd.grad(loss, trained)) for loss in (traced(*args), expected))
+    for found, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, wanted)
+    return made
+
+
 def test_both_graphs_of_an_attention_layer(monkeypatch):
     """As PyTorch traces them for a GPU, but for the device: loss and gradients are those of plain PyTorch."""
     for name, value in (("_on_gpu", True), ("in_tensor_cores", True), ("_ROWS", 1)):
@@ -207,20 +224,8 @@ def test_both_graphs_of_an_attention_layer(monkeypatch):
         h = torch.relu(torch.einsum("nhf,hcf->nhc", y, weight).flatten(1) + bias)
         return (h @ last).square().sum()
 
-    made = []
-
-    def rewritten(gm, example):
-        made.append(product_epilogue.run(gm.graph))
-        gm.graph.lint()
-        gm.recompile()
-        return make_boxed_func(gm.forward)
-
-    traced = aot_function(layer, rewritten, rewritten, decompositions=decompositions(torch.device("cuda")))
-    losses = traced(indptr, indices, dsts, table, *trained), plain(*trained)
-    ours, theirs = ((loss, *torch.autograd.grad(loss, trained)) for loss in losses)
-    assert made == [1, 1]
-    for found, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(found, expected)
+    given = indptr, indices, dsts, table
+    assert rewrites(product_epilogue.run, layer, (*given, *trained), plain(*trained), trained) == [1, 1]
 
 
 def test_not_without_tf32():
