@@ -80,7 +80,8 @@ def planned_epoch(plan: Plan, times: list[float], device: torch.device) -> list[
     """What was planned beside what came: of the epochs behind the first, which compiles; and of the device's memory."""
     found = []
     if len(times) > 1:
-        found.append(Expected("an epoch, s", plan.epoch_seconds, statistics.median(times[1:])))
+        what = "an epoch, s (at least)" if plan.rough else "an epoch, s"
+        found.append(Expected(what, plan.epoch_seconds, statistics.median(times[1:])))
     if device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(device)
         found.append(Expected("the device at most, GiB", plan.memory / 2**30, peak / 2**30))

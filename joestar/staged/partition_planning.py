@@ -105,7 +105,7 @@ class PartitionPlanner:
         if ranks is not None:
             found.ranks = ranks.spread(found)
         found.hot_ids, found.batch = look.hottest(found.hot), planner.batch
-        found.alone = planner.nodes_of_a_batch()
+        found.alone, found.rough = planner.nodes_of_a_batch(), planner.device.type == "cpu"
         once = planner.copied() | {"historical embeddings": self._history_bytes()}
         return PartitionPlan(settle_host(found, once, planner.under_way(found), ranks), pulls, pushes)
 

@@ -252,13 +252,15 @@ class Planner:
         if self.ranks is not None:
             found.ranks = self.ranks.spread(found)
         found.hot_ids, found.batch, found.alone = look.hottest(found.hot), self.batch, self.nodes_of_a_batch()
+        found.rough = self.device.type == "cpu"
         return settle_host(found, self.copied(), self.under_way(found), self.ranks)
 
     def _resident(self, whole: dict[str, int]) -> Plan:
         """Of a graph that fits; ranks take their steps at the same time, and none waits for a first stage."""
         speeds = self.__dict__.get("speeds") or self._measured(fits=True)
         compute = -(-self.seeds.numel() // self.batch) * self.step_seconds(speeds)
-        return Plan(self.budget, True, parts=whole, seconds={"steps": compute}, batch=self.batch)
+        rough = self.device.type == "cpu"
+        return Plan(self.budget, True, parts=whole, seconds={"steps": compute}, batch=self.batch, rough=rough)
 
     def nodes_of_a_batch(self) -> int:
         """Nodes of a batch that is sampled by itself, its seeds included."""

@@ -89,6 +89,7 @@ class Plan:
         nodes, mean_edges: of a macro-batch; alone: nodes of a single batch, to compare.
         host: bytes of host memory beside the graph, by what they hold.
         ranks: how the plans of several processes differ, in words; this is the one of this process then, for its seeds.
+        rough: whether times are of steps on a CPU: operations and bytes at full speed, which they are far from.
     """
 
     budget: int
@@ -111,6 +112,7 @@ class Plan:
     host: dict[str, int] = field(default_factory=dict)
     ranks: str = ""
     enlarged: bool = False
+    rough: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -140,9 +142,10 @@ class Plan:
         }  # fmt: skip
 
     def __str__(self) -> str:
+        about = "at least" if self.rough else "about"
         if self.fits:
             text = f"everything fits into {human_bytes(self.budget)}: {listed(self.parts)}"
-            return text + (f"\nan epoch: about {seconds(self.epoch_seconds)} of steps" if self.seconds else "")
+            return text + (f"\nan epoch: {about} {seconds(self.epoch_seconds)} of steps" if self.seconds else "")
         per_seed = self.working_set
         slowest = max(self.seconds, key=self.seconds.get)
         times = ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
@@ -153,7 +156,7 @@ class Plan:
             f"working set: {per_seed['macro_batch']:,.1f} nodes per seed, {per_seed['loaded']:,.1f} of them loaded "
             f"(a batch alone: {per_seed['batch_alone']:,.1f})\n"
             f"memory {human_bytes(self.memory)} of {human_bytes(self.budget)}: {listed(self.parts)}\n"
-            f"an epoch: {human_bytes(self.bus)} over the bus; about {seconds(self.epoch_seconds)} ({times}: "
+            f"an epoch: {human_bytes(self.bus)} over the bus; {about} {seconds(self.epoch_seconds)} ({times}: "
             f"{slowest} decide{'s' if slowest in ('bus', 'first stage') else ''})"
             + (f"\nhost memory beside the graph: {listed(self.host)}" if self.host else "")
             + (f"\n{self.ranks}" if self.ranks else "")
