@@ -132,21 +132,21 @@ class TrainConfig:
     ahead: tuple[int, ...] | None = setting(
         None,
         "Execution",
-        "What a group keeps (with --partitions): all within N hops of its seeds, or so many picks per hop, N,N,...",
+        "What a group keeps (with --partitions): all within N hops of its seeds, or N,N,... picks per hop.",
         shown="all within the layers' hops",
-        metavar="N,N,...",
+        metavar="N|N,N,...",
     )
     hubs: int | None = setting(
         None, "Execution", "Hubs that are in every group (with --partitions).", low=0, shown="none"
     )
     halo_fanout: int | None = setting(
-        None, "Execution", "Most in-edges of a node from other parts (with --partitions).", low=0, shown="all"
+        None, "Execution", "Most in-edges of a node from outside of its group (with --partitions).", low=0, shown="all"
     )
     max_age: int | None = setting(
         None,
         "Execution",
         "Groups after which a historical embedding is not read (with --partitions).",
-        low=1,
+        low=0,
         shown="any",
     )
     macro_batch: int | None = setting(
@@ -207,7 +207,9 @@ class TrainConfig:
                 f"hidden is {self.hidden}, which the {self.heads} heads of gat do not divide. Choose a multiple of "
                 f"{self.heads}, or other heads."
             )
-        return dataclasses.replace(self, fanouts=fanouts, layers=len(fanouts))
+        same = {"history": "fp32", "hubs": 0, "ahead": (len(fanouts),)}  # as if they were not given
+        plain = {name: None for name, value in same.items() if getattr(self, name) == value}
+        return dataclasses.replace(self, fanouts=fanouts, layers=len(fanouts), **plain)
 
 
 FIELDS = {spec.name: spec for spec in dataclasses.fields(TrainConfig)}
@@ -265,6 +267,8 @@ def checked(name: str, value: Any, where: str) -> Any:
     """
     kind = FIELDS[name].type
     rules = FIELDS[name].metadata
+    if name == "ahead":
+        return _checked_ahead(value, where)
     if kind == (tuple[int, ...] | None):
         return _checked_fanouts(value, where)
     wanted = next(base for base in (bool, int, float, str) if kind in (base, base | None))
@@ -300,14 +304,32 @@ def _accepted(wanted: type, rules: Any) -> str:
 _LIMITS = {"low": "of at least", "high": "at most", "above": "above", "below": "below"}
 
 
-def _checked_fanouts(value: Any, where: str) -> tuple[int, ...]:
-    """A list of integers, or text such as ``"15,10,5"``."""
+def _checked_ahead(value: Any, where: str) -> tuple[int, ...]:
+    """A number of hops, or picks of several hops, as ``_checked_fanouts``."""
+    numbers = _numbers([value] if type(value) is int else value)
+    several = numbers is not None and len(numbers) > 1
+    if numbers is None or any(number == 0 or number < (-1 if several else 1) for number in numbers):
+        raise ConfigError(
+            f"{where}: expected a number of hops (2), or picks of every hop, each positive or -1 for all neighbours "
+            f"(15,10,5); got {value!r}."
+        )
+    return tuple(numbers)
+
+
+def _numbers(value: Any) -> list[int] | None:
+    """Of a list of whole numbers, or text such as ``"15,10,5"``; ``None`` of anything else."""
     try:
         numbers = [int(part) for part in value.split(",")] if isinstance(value, str) else value
     except ValueError:
-        numbers = None
-    whole = isinstance(numbers, list) and all(type(number) is int for number in numbers)
-    if not whole or not numbers or any(number == 0 or number < -1 for number in numbers):
+        return None
+    whole = isinstance(numbers, list) and numbers and all(type(number) is int for number in numbers)
+    return numbers if whole else None
+
+
+def _checked_fanouts(value: Any, where: str) -> tuple[int, ...]:
+    """A list of integers, or text such as ``"15,10,5"``."""
+    numbers = _numbers(value)
+    if numbers is None or any(number == 0 or number < -1 for number in numbers):
         raise ConfigError(
             f"{where}: expected one whole number per layer, each positive or -1 for all neighbours, such as 15,10,5; "
             f"got {value!r}."

@@ -164,7 +164,7 @@ def _segment(
                 y += added
                 holds = holds & passes_relu(y)
                 y = tl.where(holds, y * tl.full((), scale, ACC), 0)
-                store_bits(kept, row, holds & inside, 0, known, WORDS, WORDS, BLOCK, 2)
+                store_bits(kept, row, holds, 0, known, WORDS, WORDS, BLOCK, 2)
             store_tile(outs[r], row, y, known, head, column, inside, OF_RESULTS[r], HEADS, WIDTH)
 
 

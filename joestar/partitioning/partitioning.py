@@ -143,7 +143,7 @@ def _read(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file. Write it with Partitioning.save or `joestar partition`.") from error
     except UNREADABLE as error:
-        why = "it is no .npz file" if "unsafely" in str(error) else error  # NumPy would have it loaded unsafely
+        why = error if zipfile.is_zipfile(path) else "it is no .npz file"  # NumPy would have it loaded as a pickle
         raise DataError(
             f"{path}: expected a partitioning, but it cannot be read ({why}). Make it again with `joestar partition`."
         ) from error

@@ -132,13 +132,14 @@ def test_training_over_partitions(tmp_path):
     assert "4 macro-batches" in shown
     history = json.loads((tmp_path / "run.json").read_text())["ledger"]["feeding"]["history"]
     assert [layer["width"] for layer in history] == [16] and history[0]["pushed"] > 0
-    for flag in ("--group", "--hubs", "--halo-fanout", "--max-age", "--ahead"):
-        done = CliRunner().invoke(app, ["train", "cora", flag, "2"])
+    flags = {"--group": "2", "--hubs": "2", "--halo-fanout": "2", "--max-age": "2", "--ahead": "2", "--history": "bf16"}
+    for flag, value in flags.items():
+        done = CliRunner().invoke(app, ["train", "cora", flag, value])
         assert done.exit_code != 0 and f"{flag} is of --partitions FILE" in done.output + str(done.exception)
 
 
 def test_what_partitions_take_can_be_set(tmp_path):
-    """Every option reaches the first stage; tables of 16 bits are half as large, and the run says so."""
+    """Every option reaches the first stage; with tables of 16 bits a run takes less of the host."""
     parts = tmp_path / "parts.npz"
     ran("partition", "cora", "--parts", "8", "--passes", "1", "--out", str(parts))
     given = {"partitions": str(parts), "group": 2, "history": "bf16", "hubs": 5, "halo_fanout": 3, "max_age": 7}
@@ -149,22 +150,25 @@ def test_what_partitions_take_can_be_set(tmp_path):
     assert (plain.group, plain.dtype, plain.hubs, plain.halo_fanout) == (1, torch.float32, 0, None)
     assert (plain.max_age, plain.fanouts) == (None, [-1, -1])
     assert build.build_first_stage(build_config(None, {"partitions": str(parts), "ahead": "3"})).fanouts == [-1] * 3
-    options = ["train", "cora", "--partitions", str(parts), "--group", "2", "--memory", "40MiB", *SMALL]
-    found = []
+    options = ["cora", "--partitions", str(parts), "--group", "2", "--memory", "40MiB", *SMALL]
+    tables = []
     for history in ("fp32", "bf16"):
-        ran(
-            *options,
-            "--history",
-            history,
-            "--epochs",
-            "1",
-            "--backend",
-            "eager",
-            "--report",
-            str(tmp_path / "run.json"),
-        )
-        found.append(json.loads((tmp_path / "run.json").read_text())["ledger"]["feeding"]["history"][0])
-    assert found[0]["pushed"] == found[1]["pushed"] > 0
+        ran("plan", *options, "--history", history, "--json", str(tmp_path / "plan.json"))
+        tables.append(json.loads((tmp_path / "plan.json").read_text())["host"]["historical embeddings"])
+        ran("train", *options, "--history", history, "--epochs", "1", "--backend", "eager")
+    assert tables[1] < 0.75 * tables[0]
+
+
+def test_defaults_of_partitions_are_as_if_they_were_not_given(tmp_path):
+    """So that a run can be resumed with either."""
+    given = {"partitions": "parts.npz", "layers": 3}
+    assert build_config(None, {**given, "history": "fp32", "hubs": 0, "ahead": "3"}) == build_config(None, given)
+    file = tmp_path / "run.toml"
+    file.write_text('partitions = "parts.npz"\nahead = 2\n')
+    assert build_config(file, {"layers": 3}).ahead == (2,)
+    for wrong in ("0", "-1", "x", "3,0"):
+        with pytest.raises(ConfigError, match=r"--ahead: expected a number of hops \(2\), or picks of every hop"):
+            build_config(None, {**given, "ahead": wrong})
 
 
 def test_what_the_plan_finds_can_be_overridden():

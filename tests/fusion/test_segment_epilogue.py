@@ -33,7 +33,9 @@ def built(program=FILM, width=40, dtype=torch.float32, device="cuda", other=None
         made.meta["val"] = JOESTAR.segment.default(*fx.map_arg(made.args, lambda node: node.meta["val"]))
         rows = call(operator.getitem, made, 0)
         beside = given("beside", *rows.meta["val"].shape, dtype=other or dtype)
-        terms = {"none": (rows, None), "addend": (rows, beside), "first": (beside, rows)}[addend]
+        terms = {"none": (rows, None), "addend": (rows, beside), "first": (beside, rows), "itself": (rows, rows)}[
+            addend
+        ]
         both = call(JOESTAR.bias_relu.default, terms[0], bias, bits, 2.0, *([terms[1]] if terms[1] else []))
         results = [call(operator.getitem, both, place) for place in (0, 1)]
         graph.output((*results, *([call(ATEN.neg.default, rows)] if again else [])))
@@ -76,7 +78,7 @@ def test_before_and_after(program, addend, biased):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"device": "cpu"}, {"width": 257}, {"again": True}, {"other": torch.float64},
+        {"device": "cpu"}, {"width": 257}, {"again": True}, {"other": torch.float64}, {"addend": "itself"},
     ],
     ids=str,
 )  # fmt: skip

@@ -147,24 +147,34 @@ def test_overflow_of_nothing():
         assert fits.item() is (not flag)
 
 
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("extra", [0, 6])
-def test_batch_norm_rows(extra, affine):
-    """Results and gradients of the composition, which autograd differentiates; rows behind the count are not read."""
-    valid = values((7, 3), torch.float64, 1).mul(3).add(1).requires_grad_()
-    weight, bias = (values((3,), torch.float64, seed).requires_grad_() if affine else None for seed in (2, 3))
-    x, count = _padded(valid, 0, extra)
-    found, expected = (
-        ops.batch_norm_rows(x, weight, bias, count, 1e-3),
-        ops.masked_batch_norm(x, weight, bias, count, 1e-3),
-    )
-    assert_close(found[:3], expected)
-    assert_close(found[3], (expected[2] * 6 / 7 + 1e-3).rsqrt())
+@pytest.mark.parametrize("wanted", [("x",), ("weight",), ("x", "bias"), ("x", "weight", "bias")], ids=str)
+@pytest.mark.parametrize("vectors", ["", "weight", "bias", "weight bias"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_batch_norm_rows(dtype, vectors, wanted):
+    """Results and gradients of the composition, which autograd differentiates; nothing behind the count is read."""
+    wide = torch.promote_types(dtype, torch.float32)
+    given = {"x": values((13, 3), dtype, 1).mul(3).add(1)}
+    given |= {name: values((3,), wide, seed) for seed, name in enumerate(vectors.split(), 2)}
+    count, cotangent = torch.tensor(7), values((13, 3), dtype, 4, 7)
+    leaves = [given[name].requires_grad_() for name in wanted if name in given]
+    arguments = (given["x"], given.get("weight"), given.get("bias"), count, 1e-3)
+    found, expected = ops.batch_norm_rows(*arguments), ops.masked_batch_norm(*arguments)
+    exact = {"atol": 2e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found[:3], expected, **exact)
+    torch.testing.assert_close(found[3], (expected[2] * 6 / 7 + 1e-3).rsqrt())
     assert not any(statistic.requires_grad for statistic in found[1:])
-    leaves = [leaf for leaf in (valid, weight, bias) if leaf is not None]
-    cotangent = values((7, 3), torch.float64, 4)
-    ours, theirs = (torch.autograd.grad((y[0][:7] * cotangent).sum(), leaves) for y in (found, expected))
-    assert_close(ours, theirs)
+    if not leaves:
+        assert not found[0].requires_grad
+        return
+    behind = given["x"].data[7:]  # what the gradient must not read
+    kept = behind.clone()
+    behind.fill_(torch.nan)
+    ours = torch.autograd.grad(found[0], leaves, cotangent)
+    behind.copy_(kept)
+    theirs = torch.autograd.grad(expected[0], leaves, cotangent.nan_to_num())
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        torch.testing.assert_close(mine, other, **exact)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -11,7 +11,7 @@ an addend, a product of own rows: the aggregated rows were stored to be read onc
 its own rewrites.
 
 Must not fire when the aggregated rows have another reader, as the gradient of a softmax is, for programs with several
-results, for heads, for rows of more than a tile (256 columns), or for dtypes that differ.
+results, for heads, for rows of more than a tile (256 columns), or added to themselves, or for dtypes that differ.
 """
 
 import operator
@@ -38,7 +38,7 @@ def run(graph: fx.Graph) -> int:
     for node in list(graph.find_nodes(op="call_function", target=_EPILOGUE)):
         first, addend = argument(node, "x"), argument(node, "addend")
         for rows, beside in ((first, addend), (addend, first)):
-            if rows is not None and _fits(rows, node):
+            if rows is not None and rows is not beside and _fits(rows, node):
                 _rewrite(graph, node, rows, beside)
                 made += 1
                 break
