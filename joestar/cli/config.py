@@ -134,7 +134,7 @@ class TrainConfig:
         "Execution",
         "What a group keeps (with --partitions): all within N hops of its seeds, or N,N,... picks per hop.",
         shown="all within the layers' hops",
-        metavar="N|N,N,...",
+        metavar="N,N,...",
     )
     hubs: int | None = setting(
         None, "Execution", "Hubs that are in every group (with --partitions).", low=0, shown="none"
