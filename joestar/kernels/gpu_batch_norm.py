@@ -13,7 +13,15 @@ from torch import Tensor
 from joestar.kernels import tune
 from joestar.kernels.gpu_columns import added_up
 from joestar.kernels.gpu_launch import cdiv, check_rows, op, require
-from joestar.kernels.gpu_tiles import accumulator, check_values, column_block, tile_columns, tile_configs, tile_rows
+from joestar.kernels.gpu_tiles import (
+    accumulator,
+    check_values,
+    column_block,
+    of_columns,
+    tile_columns,
+    tile_configs,
+    tile_rows,
+)
 
 _PROGRAMS, _TILE = 512, 4096
 """Most programs that go through rows, each of which leaves a part of the sums; numbers of a tile."""
@@ -86,11 +94,6 @@ def _join_moments(
     tl.store(scale + column, 1 / tl.sqrt(spread), column < WIDTH)
 
 
-@triton.jit
-def _vector(vector, column, WIDTH: tl.constexpr, ACC: tl.constexpr):
-    return tl.load(vector + column, column < WIDTH, 0).to(ACC)
-
-
 @triton.jit(do_not_specialize=["n"])
 def _normalised(
     x, mean, scale, weight, bias, count, out, n,
@@ -100,12 +103,12 @@ def _normalised(
     i, column = tile_rows(ROWS).to(tl.int64), tile_columns(tl.program_id(1), BLOCK)
     valid = i < tl.load(count)
     value = tl.load(x + i * WIDTH + column, valid & (i < n) & (column < WIDTH), 0).to(ACC)
-    factor = _vector(scale, column, WIDTH, ACC)
+    factor = of_columns(scale, column, column < WIDTH, ACC)
     if weight is not None:
-        factor *= _vector(weight, column, WIDTH, ACC)
-    y = tl.where(valid, (value - _vector(mean, column, WIDTH, ACC)) * factor, 0)
+        factor *= of_columns(weight, column, column < WIDTH, ACC)
+    y = tl.where(valid, (value - of_columns(mean, column, column < WIDTH, ACC)) * factor, 0)
     if bias is not None:
-        y += _vector(bias, column, WIDTH, ACC)
+        y += of_columns(bias, column, column < WIDTH, ACC)
     tl.store(out + i * WIDTH + column, y.to(out.dtype.element_ty), (i < n) & (column < WIDTH))
 
 
@@ -117,7 +120,7 @@ def _gradient_sums(
     """``parts[program]`` ``[2, WIDTH]``: the sums of ``grad``, and of its products with the normalised rows."""
     valid = tl.minimum(tl.load(count), n)
     column = tile_columns(tl.program_id(1), BLOCK)
-    centre, factor = _vector(mean, column, WIDTH, ACC), _vector(scale, column, WIDTH, ACC)
+    centre, factor = of_columns(mean, column, column < WIDTH, ACC), of_columns(scale, column, column < WIDTH, ACC)
     sums, products = tl.zeros([ROWS, BLOCK], ACC), tl.zeros([ROWS, BLOCK], ACC)
     first = tl.program_id(0).to(tl.int64) * ROWS
     while first < valid:

@@ -33,7 +33,7 @@ from joestar.kernels.gpu_segment_steps import (
     zeros,
 )
 from joestar.kernels.gpu_spmm import row_edges
-from joestar.kernels.gpu_tiles import accumulator
+from joestar.kernels.gpu_tiles import accumulator, of_columns
 from joestar.kernels.segment_program import FULL, SegmentProgram, check_activated, dtype_of, width_of
 
 
@@ -70,7 +70,7 @@ def _beside(addend, bias, row, column, known, inside, WIDTH: tl.constexpr, ACC: 
     if addend is not None:
         added += tl.load(addend + row * WIDTH + column, known & inside, 0).to(ACC)
     if bias is not None:
-        added += tl.load(bias + column, inside, 0).to(ACC)
+        added += of_columns(bias, column, inside, ACC)
     return added
 
 

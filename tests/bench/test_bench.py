@@ -145,6 +145,30 @@ def here(monkeypatch):
     monkeypatch.setattr(joestar, "compile", functools.partial(joestar.compile, backend="eager"))
 
 
+def test_a_step_ahead_is_asked_for(monkeypatch):
+    """``--prefetch`` reaches ``compile``, of Joestar's rows alone, and the caption says so."""
+
+    class AskedError(Exception):
+        pass
+
+    asked = []
+
+    def compiled(*args, **options):
+        asked.append(options["prefetch"])
+        raise AskedError
+
+    monkeypatch.setattr(joestar, "compile", compiled)
+    monkeypatch.setattr(step_module, "_measured", step_module._row)
+    for flags in ((), ("--prefetch",)):
+        arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--baselines", "none", *flags]
+        assert isinstance(CliRunner().invoke(app, arguments).exception, AskedError)
+    assert asked == [False, True]
+    for prefetch in asked:
+        rows = _rows(("sage",), ("joestar",), ids="shuffled")
+        lines = _printed(_step_tables, {"setting": SETTING | {"prefetch": prefetch}, "rows": rows})
+        assert ("prefetch" in "".join(lines)) == prefetch and max(map(len, lines)) <= 80
+
+
 @pytest.mark.fuzz
 def test_a_whole_measurement_from_the_command_line(here, tmp_path):
     arguments = ["bench", "step", "--shape", "tiny", "--models", "sage", "--steps", "3", "--batch-size", "60"]

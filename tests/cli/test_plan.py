@@ -13,6 +13,7 @@ from joestar.cli.config import build_config
 from joestar.cli.main import app
 from joestar.errors import ConfigError, JoestarWarning
 from joestar.staged import planning
+from joestar.staged.epoch import planned_epoch
 from joestar.stages import plan
 from tests.runtime.staged_plans import made_up_clock
 
@@ -35,6 +36,14 @@ def test_a_plan_is_shown_and_written(tmp_path):
     assert f"working set: {found['working_set']['macro_batch']:,.1f} nodes per seed" in shown
     alone = found["working_set"]["batch_alone"]
     assert found["working_set"]["macro_batch"] <= alone and f"(a batch alone: {alone:,.1f})" in shown
+
+
+def test_times_of_a_cpu_are_lower_bounds():
+    for rough, word in ((False, "about"), (True, "at least")):
+        made = plan.Plan(1 << 30, True, parts={"graph": 1}, seconds={"steps": 1.0}, rough=rough)
+        assert f"an epoch: {word} " in str(made)
+        [row] = planned_epoch(made, [9.0, 2.0], torch.device("cpu"))
+        assert row.what.endswith("(at least)") == rough and row.measured == 2
 
 
 def test_what_fits_is_said():

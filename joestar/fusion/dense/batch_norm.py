@@ -4,8 +4,8 @@ Before (training)                                       After, if ``fused`` is c
     made = joestar.masked_batch_norm(h, w, b, n, eps)       made = joestar.batch_norm_rows(h, w, b, n, eps)
     y, mean, var = made[0], made[1], made[2]                y, mean, var = made[0], made[1], made[2]
 
-The composition is five passes over the rows forward and seven backward when a backend has fused what it can, and its
-loops stand between ops that could run side by side. Statistics of the running averages stay as they are.
+The composition is three passes over the rows forward and four backward when a backend has fused what it can, this is
+two and two; and its loops stand between ops that could run side by side. Running averages stay as they are.
 
 A choice ``norm:0`` per place, numbered in the order of the graph, by default ``fused`` on a GPU and ``composed`` on a
 CPU, where the op is composed as well.
