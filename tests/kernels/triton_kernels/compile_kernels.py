@@ -156,7 +156,7 @@ def values(dtype: torch.dtype, widths: tuple[int, ...], reduces: tuple[str, ...]
                         gpu.head_linear_bias_relu_grad(y, kept, 2.0, biased, rows, by)
         chosen, tune.choose = tune.choose, last_candidate
         gpu.gather_linears(x, dsts, [torch.zeros(130, width, dtype=dtype)] * 3, [torch.zeros(130, dtype=dtype)] * 2)
-        gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, 130, dtype=dtype)] * 2, 1)
+        gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, 130, dtype=dtype)] * 2, 0)  # no sums: rows may be gathered
         tune.choose = chosen
         for biases, columns in itertools.product((0, 1), (4, 16)):
             gpu.gather_linear_grad(x, dsts, [torch.zeros(ROWS, columns, dtype=dtype)] * 2, biases)
