@@ -307,8 +307,8 @@ def traced(program: Program, seeds: Tensor, labels: list[str], results=None) -> 
         twin_sampler = copy.copy(sampler)
         vars(twin_sampler).update(of(drawn), graph=twin)
         if tables is not None:
-            place, *others = of(history).values()
-            twin_sampler.history_tables = HistoryTables(place, others[::2], others[1::2])
+            each = list(of(history).values())
+            twin_sampler.history_tables = HistoryTables(each[::3], each[1::3], each[2::3])
         context = SamplingContext(values[key_at], list(values[1:seeds_at]))
         blocks = twin_sampler.sample(twin.with_context(context), values[seeds_at])
         check_blocks(blocks, type(sampler).__name__)

@@ -14,14 +14,14 @@ class HistoryTables:
     """Tensors of fixed addresses, from which hidden rows of halo nodes are read, and where those of others are put.
 
     Attributes:
-        place: int32 ``[num_nodes]``: above 0 the row of ``pulled`` that stands for a node, below 0 (negated) the row
-            that it is pushed to, 0 for neither.
-        pulled: per layer ``[1 + rows, width]``; usable: bool ``[1 + rows]``, whether there is a value that may be used;
-            row 0 stands for nodes that are computed, and is usable.
+        places: per layer int32 ``[num_nodes]``: above 0 the row of ``pulled`` that stands for a node, below 0 (negated)
+            the row that it is pushed to, 0 for neither.
+        pulled: per layer ``[rows, width]``; usable: bool ``[rows]``, whether there is a value that may be used; row 0
+            stands for nodes that are computed, and is usable.
         everything: while set, structure-only sampling takes every row to be usable.
     """
 
-    place: Tensor
+    places: list[Tensor]
     pulled: list[Tensor]
     usable: list[Tensor]
     everything: bool = field(default=False)
@@ -46,7 +46,7 @@ class LayerHistory:
         but statistics over all rows (a norm's) count it.
         """
         tables, layer = self.tables, self.layer
-        place = torch.index_select(tables.place, 0, block.dsts)
+        place = torch.index_select(tables.places[layer], 0, block.dsts)
         pulled = place.clamp(min=0)
         usable = torch.index_select(tables.usable[layer], 0, pulled).unsqueeze(1)
         stored = torch.index_select(tables.pulled[layer], 0, pulled).to(h.dtype)
@@ -72,7 +72,7 @@ def _usable_edges(block, tables: HistoryTables, layer: int):
     context = block.graph.context
     if context.sizes is None and tables.everything:
         return block.keep_edges(torch.ones_like(block.indices, dtype=torch.bool))
-    place = torch.index_select(tables.place, 0, block.srcs).clamp(min=0)
+    place = torch.index_select(tables.places[layer], 0, block.srcs).clamp(min=0)
     usable = torch.index_select(tables.usable[layer], 0, place)
     return block.keep_edges(torch.index_select(usable, 0, block.indices))
 

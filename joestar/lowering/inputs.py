@@ -139,9 +139,9 @@ def history_inputs(tables) -> dict[int, Input]:
     """The tensors of ``graph_api.history.HistoryTables`` as inputs, as ``known_inputs``; none for ``None``."""
     if tables is None:
         return {}
-    found = {"history.place": tables.place}
-    for layer, (pulled, usable) in enumerate(zip(tables.pulled, tables.usable, strict=True)):
-        found |= {f"history.pulled[{layer}]": pulled, f"history.usable[{layer}]": usable}
+    found = {}
+    for layer, each in enumerate(zip(tables.places, tables.pulled, tables.usable, strict=True)):
+        found |= zip((f"history.{name}[{layer}]" for name in ("place", "pulled", "usable")), each, strict=True)
     return {id(tensor): Input(Kind.HISTORY, name, tensor) for name, tensor in found.items()}
 
 

@@ -54,7 +54,7 @@ def of_role(role: Input) -> What:
     if role.kind is Kind.STRUCTURE:
         return _STRUCTURE.get(role.name, What.NODE_ROWS)
     if role.kind is Kind.HISTORY:  # where a slot's hidden row is; the rows themselves are in no order of nodes
-        return What.NODE_ROWS if role.name == "history.place" else What.PLAIN
+        return What.NODE_ROWS if role.name.startswith("history.place[") else What.PLAIN
     return _ROLES.get(role.kind, What.PLAIN)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from joestar.stages.exchange import exchanged_rows
 from joestar.stages.history import HistoryStore
+from joestar.stages.history_rows import HistoryRows
 from joestar.stages.partitions import PartitionBatch
 from joestar.stages.slots import Slots
 
@@ -16,54 +18,61 @@ TIMES = 3
 
 
 def seconds_of_rows(
-    widths: Sequence[int], dtype: torch.dtype, rows: int, pulls: float, pushes: float, pinned: bool = False
-) -> float:
+    widths: Sequence[int], dtype: torch.dtype, rows: Sequence[int], pulls: Sequence[float], pushes: Sequence[float],
+    pinned: bool = False,
+) -> float:  # fmt: skip
     """Seconds in which a macro-batch's hidden rows are written, with what was there kept, and read, by all threads.
 
     Args:
-        widths, dtype: of the tables; rows: that they will have. pulls, pushes: rows of a macro-batch per layer.
+        widths, dtype: of the tables; rows: that they will have. pulls, pushes: rows of a macro-batch. All per layer.
         pinned: whether they are read into page-locked memory.
     """
-    if not rows:
-        return 0.0
-    some = max(1, min(rows, PROBED // (sum(widths) * dtype.itemsize)))
+    size = sum(count * width * dtype.itemsize for count, width in zip(rows, widths, strict=True))
+    share = min(1.0, PROBED / max(1, size))
+    layers = zip(widths, rows, pulls, pushes, strict=True)
+    return sum(
+        _seconds_of_layer(width, dtype, max(1, int(count * share)), reads, writes, pinned)
+        for width, count, reads, writes in layers
+        if count
+    )
+
+
+def _seconds_of_layer(width: int, dtype: torch.dtype, rows: int, pulls: float, pushes: float, pinned: bool) -> float:
+    """As ``seconds_of_rows``, of a table of so many rows."""
     generator = torch.Generator().manual_seed(0)
-    every = torch.arange(some, device="cpu")
-    store = HistoryStore(some, widths, every, dtype=dtype, pinned=pinned)
-    read, written = (max(1, min(int(number), some)) for number in (pulls, pushes))
-    order = torch.randperm(some, generator=generator, device="cpu")
-    values = [torch.zeros(written, width, dtype=dtype, device="cpu") for width in widths]
-    best = None
+    store = HistoryStore(rows, [width], torch.arange(rows, device="cpu"), dtype=dtype, pinned=pinned)
+    read, written = (max(1, min(int(number), rows)) for number in (pulls, pushes))
+    order = torch.randperm(rows, generator=generator, device="cpu")
+    values, best = torch.zeros(written, width, dtype=dtype, device="cpu"), None
     for number in range(TIMES):
-        start = order[number * written % some :]
+        start = order[number * written % rows :]
         ids = [(start if len(start) >= count else order)[:count].sort().values for count in (written, read)]
         took = _tried(store, *ids, values, number)
         best = took if best is None else tuple(map(min, best, took))
     return best[0] * pushes / written + best[1] * pulls / read
 
 
-def _tried(store: HistoryStore, pushed: Tensor, pulled: Tensor, values: list[Tensor], now: int) -> tuple[float, float]:
+def _tried(store: HistoryStore, pushed: Tensor, pulled: Tensor, values: Tensor, now: int) -> tuple[float, float]:
     """Seconds of writing and of reading."""
     start = time.perf_counter()
-    for layer, given in enumerate(values):
-        store.push(layer, pushed, given, now, replaced=store.room_for(layer, pushed), once=True)
+    store.push(0, pushed, values, now, replaced=store.room_for(0, pushed), once=True)
     between = time.perf_counter()
-    for layer in range(len(values)):
-        store.pull(layer, pulled, now)
+    store.pull(0, pulled, now)
     return between - start, time.perf_counter() - between
 
 
-def seconds_to_prepare(macro: PartitionBatch, has_row: Tensor, num_nodes: int, reuse: bool) -> float:
+def seconds_to_prepare(macro: PartitionBatch, rows: HistoryRows, reuse: bool) -> float:
     """Seconds in which a macro-batch that was picked is made ready: slots of its nodes, masks, copies.
 
     Args:
-        has_row: bool ``[num_nodes]``, of a hidden row. reuse: whether slots keep their rows.
+        rows: which nodes have a hidden row. reuse: whether slots keep their rows.
     """
+    num_nodes = rows.num_nodes
     slots = Slots(macro.ids[:0], 2 * macro.num_nodes + 1, num_nodes, reuse)
     start = time.perf_counter()
     taken = slots.take(macro.ids, lambda size, dtype: torch.empty(size, dtype=dtype, device="cpu"))
-    kept = macro.inner & has_row[macro.ids.to(torch.int64)]
-    for mask in (macro.halo, kept):
+    reads, keeps = exchanged_rows(macro, rows.has_row, len(rows.counts))
+    for mask in (*reads, *keeps):
         _ = int(mask.sum()), macro.ids[mask], taken.slots[mask]
     for given in (macro.indptr, macro.indices, macro.seeds):
         given.clone()

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from joestar.runtime.seeds import spread_nodes
 from joestar.staged.hidden_rates import seconds_of_rows, seconds_to_prepare
+from joestar.staged.hidden_reach import HiddenReach, takes_one_hop
 from joestar.staged.history_ranks import HistoryRanks
 from joestar.staged.host_memory import settle_host
 from joestar.staged.planning import PLANNING, Planner
 from joestar.stages import LargeBatch
 from joestar.stages.device_history import DeviceHistory
-from joestar.stages.exchange import Exchange
-from joestar.stages.history import HistoryStore, boundary_nodes
+from joestar.stages.exchange import Exchange, exchanged_rows
+from joestar.stages.history import HistoryStore
+from joestar.stages.history_rows import HistoryRows
 from joestar.stages.host_history import HostHistory, divided
 from joestar.stages.partition_order import partition_order
 from joestar.stages.partitions import PartitionBatch, PreparedPartitions
 from joestar.stages.plan import SIGMAS, SLACK, SMALL, Look, Plan, choose, least, shortest, sum_of_largest
 from joestar.store.hot import count_needed
 
-BITS = 8
-"""Bytes per slot of the tables that say where its hidden rows are."""
 PICKED = 3
 """Macro-batches that are made to see how long it takes."""
 
@@ -35,12 +35,12 @@ class PartitionPlan:
     """Where everything goes, and how many hidden rows a macro-batch reads and keeps.
 
     Attributes:
-        plan: of nodes, edges and memory. pulls, pushes: rows of a half of the slices on the device.
+        plan: of nodes, edges and memory. pulls, pushes: rows of a half of the slices on the device, per layer.
     """
 
     plan: Plan
-    pulls: int
-    pushes: int
+    pulls: list[int]
+    pushes: list[int]
 
 
 class PartitionPlanner:
@@ -48,14 +48,17 @@ class PartitionPlanner:
 
     Args:
         planner: knows the graph, the model and the budget. stage: prepared for the graph. widths: of hidden layers.
+
+    Attributes:
+        reach: which nodes have a row; nodes: their ids, ascending, per layer.
     """
 
     def __init__(self, planner: Planner, stage: PreparedPartitions, widths: list[int]):
         self.planner, self.stage, self.widths = planner, stage, widths
-        kept = boundary_nodes(planner.graph, stage.stage.partitioning.assignment)
-        self.nodes = kept[~torch.isin(kept, stage.hubs)]
-        self._has_row = torch.zeros(planner.graph.num_nodes, dtype=torch.bool, device="cpu")
-        self._has_row[self.nodes.to(torch.int64)] = True
+        one_hop = takes_one_hop(planner.graph, planner.sampler, planner.every, planner.batch, planner.seed)
+        self.reach = HiddenReach(stage, len(widths), one_hop)
+        self.nodes = self.reach.nodes(planner.every)
+        self._rows = HistoryRows(planner.graph.num_nodes, len(widths), self.nodes)
 
     def plan(self) -> PartitionPlan:
         """The plan.
@@ -70,8 +73,11 @@ class PartitionPlanner:
             met = ranks.group.exchange("seeds of a macro-batch", {"number": number})
             number = max(each["number"] for each in met)
         alone, group = self._each_part(), self.stage.stage.group
-        pulls = _room(self._halo(macros), self._halo(alone), group, planner.graph.num_nodes)
-        pushes = _room(self._pushed(macros), self._pushed(alone), group, self.nodes.numel())
+        some, each = self._exchanged(macros), self._exchanged(alone)
+        pulls, pushes = (
+            [_room(*sizes, group, nodes.numel()) for *sizes, nodes in zip(a, b, self.nodes, strict=True)]
+            for a, b in zip(some, each, strict=True)
+        )
         counted = (macros[i % len(macros)].ids for i in range(SMALL))
         score = count_needed(counted, planner.graph.num_nodes)
         making = self._picking() + self._preparing(macros)
@@ -87,13 +93,15 @@ class PartitionPlanner:
         costs = planner.costs()
         history = DeviceHistory.nbytes_of(self.widths, pulls, pushes, self.stage.stage.dtype)
         fixed = costs.fixed | {"history": history}
-        row = sum(self.widths) * self.stage.stage.dtype.itemsize
-        pulled, pushed = (statistics.fmean(of(macros)) for of in (self._halo, self._pushed))
-        hidden = seconds_of_rows(
-            self.widths, self.stage.stage.dtype, self.nodes.numel(), pulled, pushed, planner.device.type == "cuda"
-        )  # fmt: skip
+        rates = [[statistics.fmean(sizes) for sizes in layers] for layers in some]
+        pulled, pushed = (
+            sum(width * rate for width, rate in zip(self.widths, rates_of, strict=True)) for rates_of in rates
+        )
+        size, counts = self.stage.stage.dtype.itemsize, [nodes.numel() for nodes in self.nodes]
+        hidden = seconds_of_rows(self.widths, self.stage.stage.dtype, counts, *rates, planner.device.type == "cuda")
         costs = replace(
-            costs, fixed=fixed, slot=costs.slot + BITS, pulled=row * pulled, pushed=row * pushed, hidden=hidden
+            costs, fixed=fixed, slot=costs.slot + DeviceHistory.slot_nbytes(len(self.widths)), pulled=size * pulled,
+            pushed=size * pushed, hidden=hidden,
         )  # fmt: skip
         compute = -(-total // planner.batch) * planner.step_seconds()
         best = shortest if ranks is None else ranks.best
@@ -112,7 +120,7 @@ class PartitionPlanner:
     def _history_bytes(self) -> int:
         """Of the tables on this host."""
         hosts = 1 if self.planner.ranks is None else self.planner.ranks.hosts
-        rows = -(-self.nodes.numel() // hosts)
+        rows = [-(-nodes.numel() // hosts) for nodes in self.nodes]
         return HistoryStore.nbytes_of(rows, self.planner.graph.num_nodes, self.widths, self.stage.stage.dtype)
 
     def _some(self) -> list[PartitionBatch]:
@@ -142,10 +150,7 @@ class PartitionPlanner:
 
     def _preparing(self, macros: list[PartitionBatch]) -> float:
         """Seconds, the shortest, as of ``_picking``."""
-        planner = self.planner
-        tried = [
-            seconds_to_prepare(m, self._has_row, planner.graph.num_nodes, planner.reuse) for m in macros[: 1 + PICKED]
-        ]
+        tried = [seconds_to_prepare(macro, self._rows, self.planner.reuse) for macro in macros[: 1 + PICKED]]
         return min(tried[1:], default=tried[0])
 
     def _each_part(self) -> list[PartitionBatch]:
@@ -159,11 +164,14 @@ class PartitionPlanner:
             for p in range(self.stage.stage.partitioning.parts)
         ]
 
-    def _halo(self, macros: list[PartitionBatch]) -> list[int]:
-        return [int(macro.halo.sum()) for macro in macros]
-
-    def _pushed(self, macros: list[PartitionBatch]) -> list[int]:
-        return [int((macro.inner & self._has_row[macro.ids.to(torch.int64)]).sum()) for macro in macros]
+    def _exchanged(self, macros: list[PartitionBatch]) -> tuple[list[list[int]], list[list[int]]]:
+        """Rows that every macro-batch reads, and that it keeps, per layer."""
+        found: tuple = tuple([[] for _ in self.widths] for _ in range(2))
+        for macro in macros:
+            for layers, masks in zip(found, exchanged_rows(macro, self._rows.has_row, len(self.widths)), strict=True):
+                for sizes, mask in zip(layers, masks, strict=True):
+                    sizes.append(int(mask.sum()))
+        return found
 
     # --- making ---
 
@@ -183,9 +191,12 @@ class PartitionPlanner:
         return Exchange(store, on_device, others)
 
     def _hosts(self, number: int) -> Tensor:
-        """Which of so many hosts has the row of every one of ``nodes``: that of its part."""
-        part = self.stage.stage.partitioning.assignment[self.nodes.to(torch.int64)].to(torch.int64)
-        return divided(torch.bincount(part, minlength=self.stage.stage.partitioning.parts), number)[part]
+        """int16 ``[num_nodes]``: which of so many hosts has the rows of a node, that of its part."""
+        found = self.stage.stage.partitioning
+        assignment, rows = found.assignment.to(torch.int64), torch.zeros(found.parts, dtype=torch.int64, device="cpu")
+        for nodes in self.nodes:
+            rows += torch.bincount(assignment[nodes.to(torch.int64)], minlength=found.parts)
+        return divided(rows, number)[assignment]
 
 
 def _room(sizes: list[int], parts: list[int], group: int, most: int) -> int:

@@ -15,6 +15,7 @@ from joestar.runtime.seeds import shuffled
 from joestar.runtime.state import Run
 from joestar.staged.epoch import StagedEpoch
 from joestar.staged.hidden import exchanging
+from joestar.staged.hidden_reach import HiddenReach
 from joestar.staged.step import StagedStep
 from joestar.stages import LargeBatch
 from joestar.stages.arena import Arena
@@ -37,9 +38,10 @@ class PartitionedStep(StagedStep):
     in_pieces = True
 
     def __init__(
-        self, model, sampler, arena: Arena, stage: PreparedPartitions, others: LargeBatch, exchange: Exchange, *given
-    ):
-        self.stage, self.exchange = stage, exchange
+        self, model, sampler, arena: Arena, stage: PreparedPartitions, others: LargeBatch, exchange: Exchange,
+        reach: HiddenReach, *given,
+    ):  # fmt: skip
+        self.stage, self.exchange, self.reach = stage, exchange, reach
         arena.bring_history(exchange)
         self._training = exchanging(sampler, arena.graph, exchange.device.tables)
         super().__init__(model, sampler, arena, others, *given)
@@ -202,7 +204,7 @@ class PartitionedStep(StagedStep):
         found, exchange = super().report(), self.exchange
         found.feeding.history = [
             HistoryRecord(
-                layer, table.shape[1], exchange.store.num_rows, exchange.store.pushed_rows(layer), pulls.rows,
+                layer, table.shape[1], exchange.store.num_rows[layer], exchange.store.pushed_rows(layer), pulls.rows,
                 pulls.missing, pulls.too_old, pulls.mean_age, pulls.oldest, pulls.rows / max(1, exchange.nodes),
             )
             for layer, (table, pulls) in enumerate(zip(exchange.store.tables, exchange.pulls, strict=True))
@@ -215,6 +217,7 @@ class PartitionedEpoch(StagedEpoch):
 
     def __init__(self, step: PartitionedStep, *given, lanes: list[Lanes] | None = None, **further):
         super().__init__(step, *given, **further)
+        step.reach.check(self.seeds, step.exchange.store)
         self._orders: dict[int, PartitionOrder] = {}
         self._counts: list[int] = []
         self._begin_lanes(lanes or [], (step._world, self.batch_size))

@@ -21,7 +21,7 @@ from joestar.staged.draws import warn_of_fanouts, warn_of_nodes
 from joestar.staged.epoch import TimedEpoch, planned_epoch
 from joestar.staged.growth import Growth
 from joestar.staged.hidden import hidden_widths
-from joestar.staged.partition_planning import BITS, PartitionPlanner
+from joestar.staged.partition_planning import PartitionPlanner
 from joestar.staged.partitioned import PartitionedStep
 from joestar.staged.planning import Planner
 from joestar.staged.pure import check_pure
@@ -129,7 +129,7 @@ class Staging:
         self.plan = found.plan
         _LOG.info("%s", self.plan)
         self.arena = planner.arena(self.plan)
-        self.exchange = over_parts.exchange(found, self.arena.graph.num_slots)
+        self.exchange, self.reach = over_parts.exchange(found, self.arena.graph.num_slots), over_parts.reach
         if planner.ranks is not None:
             planner.ranks.group.exchange("the arena, filled")
         number = max(1, self.plan.num_seeds // self.plan.batch) * self.plan.batch
@@ -141,13 +141,13 @@ class Staging:
         if self.plan.fits:
             step = MovedStep(model, sampler, self.users_sampler, *given)
         elif self.exchange is not None:
-            stages = self.arena, self.parts, self.first_stage, self.exchange
+            stages = self.arena, self.parts, self.first_stage, self.exchange, self.reach
             step = PartitionedStep(model, self.users_sampler, *stages, *given)
         else:
             step = StagedStep(model, self.users_sampler, self.arena, self.first_stage, *given)
         step.plan = self.plan
         if not self.plan.fits:
-            history = 0 if self.exchange is None else BITS
+            history = 0 if self.exchange is None else self.exchange.device.slot_nbytes(len(self.exchange.pulls))
             step.growth = Growth(self._planner, self.arena, self.plan, self._keeps_hot, history)
         return step
 

@@ -9,76 +9,96 @@ from joestar.graph_api.history import HistoryTables
 from joestar.stages.history import Slice
 
 HALVES = 2
+_PULLED, _PUSHED = 2, 1
+"""Rows in front of the halves."""
+_WITHOUT = 1
 
 
 class DeviceHistory:
     """Slices of historical embeddings beside an arena: two halves, which macro-batches take in turns.
 
     Row 0 of every table belongs to nobody: nodes that are computed read none, and what is not to be kept is written
-    there. Steps write to one half of ``pushed`` while the other one is brought back to the host.
+    there. Row 1 of what is pulled stands for halo nodes without a row in that layer, and is never usable. Steps write
+    to one half of ``pushed`` while the other one is brought back to the host.
 
     Args:
-        slots: of the arena. widths: of the hidden layers. pulls, pushes: rows of a half. dtype: of the tables.
+        slots: of the arena. widths: of the hidden layers. pulls, pushes: rows of a half, per layer. dtype: of the
+            tables.
 
     Attributes:
         tables: what programs read. pushed: per layer ``[1 + 2 * pushes, width]``; written: bool ``[1 + 2 * pushes]``.
     """
 
-    def __init__(self, slots: int, widths: Sequence[int], pulls: int, pushes: int, dtype: torch.dtype, device):
+    def __init__(
+        self, slots: int, widths: Sequence[int], pulls: Sequence[int], pushes: Sequence[int], dtype: torch.dtype, device
+    ):
         self.device = torch.device(device)
-        self.pulls, self.pushes = pulls, pushes
+        self.pulls, self.pushes = list(pulls), list(pushes)
+        read = [(_PULLED + HALVES * rows, width) for rows, width in zip(pulls, widths, strict=True)]
+        kept = [(_PUSHED + HALVES * rows, width) for rows, width in zip(pushes, widths, strict=True)]
         with torch.inference_mode(False), torch.device(self.device):
-            place = torch.zeros(slots, dtype=torch.int32)
-            self._next = torch.zeros_like(place)
-            pulled = [torch.zeros(1 + HALVES * pulls, width, dtype=dtype) for width in widths]
-            usable = [torch.zeros(1 + HALVES * pulls, dtype=torch.bool) for _ in widths]
-            self.pushed = [torch.zeros(1 + HALVES * pushes, width, dtype=dtype) for width in widths]
-            self.written = [torch.zeros(1 + HALVES * pushes, dtype=torch.bool) for _ in widths]
+            places = [torch.zeros(slots, dtype=torch.int32) for _ in widths]
+            self._next = [torch.zeros_like(place) for place in places]
+            pulled = [torch.zeros(shape, dtype=dtype) for shape in read]
+            usable = [torch.zeros(rows, dtype=torch.bool) for rows, _ in read]
+            self.pushed = [torch.zeros(shape, dtype=dtype) for shape in kept]
+            self.written = [torch.zeros(rows, dtype=torch.bool) for rows, _ in kept]
             for flags in usable:
                 flags[0] = True
-        self.tables = HistoryTables(place, pulled, usable)
+        self.tables = HistoryTables(places, pulled, usable)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that it has on the device."""
         tables = self.tables
-        return [self._next, tables.place, *tables.pulled, *tables.usable, *self.pushed, *self.written]
+        return [*self._next, *tables.places, *tables.pulled, *tables.usable, *self.pushed, *self.written]
 
     @staticmethod
-    def nbytes_of(widths: Sequence[int], pulls: int, pushes: int, dtype: torch.dtype) -> int:
-        """Bytes of the device, but for the 8 per slot."""
-        size = torch.empty(0, dtype=dtype, device="cpu").element_size()
-        return sum(HALVES * (pulls + pushes) * (width * size + 1) for width in widths)
+    def nbytes_of(widths: Sequence[int], pulls: Sequence[int], pushes: Sequence[int], dtype: torch.dtype) -> int:
+        """Bytes of the device, but for ``slot_nbytes`` of every slot."""
+        rows = (sum(each) for each in zip(pulls, pushes, strict=True))
+        return sum(HALVES * count * (width * dtype.itemsize + 1) for count, width in zip(rows, widths, strict=True))
+
+    @staticmethod
+    def slot_nbytes(layers: int) -> int:
+        """Bytes per slot of the tables that say where its rows are, now and next."""
+        return 2 * 4 * layers
 
     @torch.no_grad()
-    def load(self, half: int, pull_slots: Tensor, push_slots: Tensor, slices: list[Slice]) -> None:
+    def load(
+        self, half: int, halo_slots: Tensor, pull_slots: list[Tensor], push_slots: list[Tensor], slices: list[Slice]
+    ) -> None:
         """Brings a macro-batch's slices into a half that no step to come reads, on the current stream.
 
         Args:
-            pull_slots, push_slots: int32, on the CPU: slots whose rows are read, in the order of the slices, and whose
-                rows are kept.
+            halo_slots: int32, on the CPU: slots of the halo nodes. pull_slots, push_slots: per layer, slots whose rows
+                are read, in the order of the slices, and whose rows are kept.
         """
-        reads, keeps = 1 + half * self.pulls, 1 + half * self.pushes
-        self._next.zero_()
-        self._number(pull_slots, reads, 1)
-        self._number(push_slots, keeps, -1)
-        for layer, given in enumerate(slices):
-            rows = slice(reads, reads + len(given.values))
-            self.tables.pulled[layer][rows].copy_(given.values, non_blocking=True)
-            self.tables.usable[layer][rows].copy_(given.usable, non_blocking=True)
-        self.forget(half, push_slots.numel())
+        for layer, following in enumerate(self._next):
+            reads, keeps = _PULLED + half * self.pulls[layer], _PUSHED + half * self.pushes[layer]
+            following.zero_()
+            if halo_slots.numel() != pull_slots[layer].numel():
+                following.index_fill_(0, halo_slots.to(self.device, torch.int64, non_blocking=True), _WITHOUT)
+            self._number(following, pull_slots[layer], reads, 1)
+            self._number(following, push_slots[layer], keeps, -1)
+            if slices:
+                given, rows = slices[layer], slice(reads, reads + len(slices[layer].values))
+                self.tables.pulled[layer][rows].copy_(given.values, non_blocking=True)
+                self.tables.usable[layer][rows].copy_(given.usable, non_blocking=True)
+        self.forget(half, [slots.numel() for slots in push_slots])
 
-    def _number(self, slots: Tensor, first: int, sign: int) -> None:
+    def _number(self, following: Tensor, slots: Tensor, first: int, sign: int) -> None:
         if not slots.numel():
             return
         rows = torch.arange(first, first + slots.numel(), dtype=torch.int32, device=self.device) * sign
-        self._next.index_copy_(0, slots.to(self.device, torch.int64, non_blocking=True), rows)
+        following.index_copy_(0, slots.to(self.device, torch.int64, non_blocking=True), rows)
 
     @torch.no_grad()
     def show(self) -> None:
         """What was loaded last is what steps on the current stream read from now on."""
-        self.tables.place.copy_(self._next)
-        for tensor in (self.tables.place, *self.tables.pulled, *self.tables.usable):
+        for place, following in zip(self.tables.places, self._next, strict=True):
+            place.copy_(following)
+        for tensor in (*self.tables.places, *self.tables.pulled, *self.tables.usable):
             torch.autograd.graph.increment_version(tensor)
 
     @torch.no_grad()
@@ -99,22 +119,22 @@ class DeviceHistory:
             self.written[layer].index_fill_(0, rows, True)
 
     @torch.no_grad()
-    def collected(self, half: int, count: int) -> list[tuple[Tensor, Tensor]]:
-        """What was pushed into a half since it was loaded or forgotten, per layer, on the CPU: (which of its ``count``
+    def collected(self, half: int, counts: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """What was pushed into a half since it was loaded or forgotten, per layer, on the CPU: (which of its so many
         nodes, values). Waits for the current stream."""
-        first = 1 + half * self.pushes
         found = []
-        for values, flags in zip(self.pushed, self.written, strict=True):
+        for pushes, count, values, flags in zip(self.pushes, counts, self.pushed, self.written, strict=True):
+            first = _PUSHED + half * pushes
             flags = flags[first : first + count]
             which = torch.nonzero(flags).flatten()
             found.append((which.cpu(), _on_host(values.index_select(0, which + first))))
         return found
 
     @torch.no_grad()
-    def forget(self, half: int, count: int) -> None:
+    def forget(self, half: int, counts: Sequence[int]) -> None:
         """What was pushed into a half so far is not collected again; on the current stream."""
-        for flags in self.written:
-            flags[1 + half * self.pushes :][:count].zero_()
+        for pushes, count, flags in zip(self.pushes, counts, self.written, strict=True):
+            flags[_PUSHED + half * pushes :][:count].zero_()
 
 
 def _on_host(rows: Tensor) -> Tensor:

@@ -31,6 +31,18 @@ from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
 
+def exchanged_rows(
+    macro: PartitionBatch, has_row: Callable[[int, Tensor], Tensor], layers: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Nodes of a macro-batch whose hidden rows are read, and are worth keeping: bool ``[n]`` per layer.
+
+    Args:
+        has_row: of a layer and ids, which have a row in its table.
+    """
+    rows = [has_row(layer, macro.ids) for layer in range(layers)]
+    return [macro.halo & known for known in rows], [macro.inner & known for known in rows]
+
+
 def seen_by(base: int, index: int) -> int:
     """Up to which number pushes count for macro-batch ``index`` of an epoch whose first one has the number ``base``."""
     return base + index - (1 if index == 0 else 2)
@@ -56,7 +68,7 @@ class Exchange:
         self.apart = store if isinstance(store, HostHistory) else None
         self._lock = threading.RLock()
         self._begun, self._turn = 0, None
-        self._last_kept: tuple[Callable, Tensor | None] = (lambda: None, None)
+        self._last_exchanged: tuple[Callable, Any] = (lambda: None, None)
         self.clear()
 
     def clear(self) -> None:
@@ -141,23 +153,29 @@ class Exchange:
         """Whether there is room for a macro-batch's rows."""
         if not isinstance(macro, PartitionBatch):
             return True
-        return int(macro.halo.sum()) <= self.device.pulls and int(self._kept(macro).sum()) <= self.device.pushes
+        reads, keeps = self._exchanged(macro)
+        rooms = (*zip(reads, self.device.pulls, strict=True), *zip(keeps, self.device.pushes, strict=True))
+        return all(int(nodes.sum()) <= room for nodes, room in rooms)
 
-    def _kept(self, macro: PartitionBatch) -> Tensor:
-        """Nodes whose rows are worth keeping: bool ``[n]``; known of the macro-batch that was asked for last."""
-        asked, kept = self._last_kept
+    def _exchanged(self, macro: PartitionBatch) -> tuple[list[Tensor], list[Tensor]]:
+        """Nodes whose rows are read, and worth keeping: bool ``[n]`` per layer; known of the macro-batch that was asked
+        for last."""
+        asked, found = self._last_exchanged
         if asked() is not macro:
-            kept = macro.inner & self.store.has_row(macro.ids)
-            self._last_kept = weakref.ref(macro), kept
-        return kept
+            found = exchanged_rows(macro, self.store.has_row, len(self.store.tables))
+            self._last_exchanged = weakref.ref(macro), found
+        return found
 
     def prepare(self, macro, slots: Tensor, half: int) -> Rows:
         """What a macro-batch reads and keeps, from the slots of its local nodes; from any thread."""
-        none = slots.new_empty(0)
         if not isinstance(macro, PartitionBatch):
-            return Rows(half, macro.ids[:0], none, macro.ids[:0], none)
-        kept = self._kept(macro)
-        return Rows(half, macro.halo_ids, slots[macro.halo], macro.ids[kept], slots[kept], macro.number, macro.sees)
+            ids, none = ([each[:0]] * len(self.store.tables) for each in (macro.ids, slots))
+            return Rows(half, slots[:0], ids, none, ids, none)
+        reads, keeps = self._exchanged(macro)
+        return Rows(
+            half, slots[macro.halo], [macro.ids[nodes] for nodes in reads], [slots[nodes] for nodes in reads],
+            [macro.ids[nodes] for nodes in keeps], [slots[nodes] for nodes in keeps], macro.number, macro.sees,
+        )  # fmt: skip
 
     def load(self, rows: Rows, stopped: Callable[[], bool] | None = None) -> int:
         """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes.
@@ -169,10 +187,10 @@ class Exchange:
         if rows.number is not None:
             self._write_for(rows, _never if stopped is None else stopped)
             with self._lock:
-                slices = [self.store.pull(layer, rows.pull_ids, rows.number) for layer in range(len(self.pulls))]
+                slices = [self.store.pull(layer, ids, rows.number) for layer, ids in enumerate(rows.pull_ids)]
         rows.pulled = [given.counts for given in slices]
-        self.device.load(rows.half, rows.pull_slots, rows.push_slots, slices)
-        return rows.pull_slots.nbytes + rows.push_slots.nbytes + sum(given.nbytes for given in slices)
+        self.device.load(rows.half, rows.halo_slots, rows.pull_slots, rows.push_slots, slices)
+        return rows.slot_nbytes + sum(given.nbytes for given in slices)
 
     def _write_for(self, rows: Rows, stopped: Callable[[], bool]) -> None:
         """What a macro-batch sees is in the tables, and no more; all pieces of one that was cut see the same."""
@@ -207,7 +225,7 @@ class Exchange:
             self.nodes += nodes
             for layer, (missing, old, ages, oldest) in enumerate(rows.pulled):
                 seen = self.pulls[layer]
-                seen.rows += rows.pull_ids.numel()
+                seen.rows += rows.pull_ids[layer].numel()
                 seen.missing, seen.too_old, seen.ages = seen.missing + missing, seen.too_old + old, seen.ages + ages
                 seen.oldest = max(seen.oldest, oldest)
 
@@ -216,13 +234,11 @@ class Exchange:
     def _collect(self, out: list[Rows]) -> None:
         """Brings back what these have pushed so far; those that may push more stay in the list."""
         for rows in list(out):
-            layers = [
-                (rows.push_ids[which], values)
-                for which, values in self.device.collected(rows.half, rows.push_ids.numel())
-            ]
+            collected = self.device.collected(rows.half, rows.push_counts)
+            layers = [(ids[which], values) for ids, (which, values) in zip(rows.push_ids, collected, strict=True)]
             if any(ids.numel() for ids, _ in layers):
                 self._waiting.append(Pushed(rows.number, layers))
-            self.device.forget(rows.half, rows.push_ids.numel())  # behind that: an interrupt loses nothing
+            self.device.forget(rows.half, rows.push_counts)  # behind that: an interrupt loses nothing
             if rows is not self._out[-1]:
                 self._out.remove(rows)
 

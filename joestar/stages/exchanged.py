@@ -9,21 +9,33 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Rows:
-    """Of a macro-batch on its way: which slots read and keep rows, ids of whose nodes.
+    """Of a macro-batch on its way: which slots read and keep rows, ids of whose nodes, per layer.
 
     Attributes:
+        half: of the tables that it takes. halo_slots: of its halo nodes, with a row of a layer or without.
         number: of the macro-batch in the run; sees: pushes of macro-batches up to this one. ``None`` without history.
-        half: of the tables that it takes. pulled: per layer (missing, too old, sum of ages, largest age), once loaded.
+        pulled: per layer (missing, too old, sum of ages, largest age), once loaded.
     """
 
     half: int
-    pull_ids: Tensor
-    pull_slots: Tensor
-    push_ids: Tensor
-    push_slots: Tensor
+    halo_slots: Tensor
+    pull_ids: list[Tensor]
+    pull_slots: list[Tensor]
+    push_ids: list[Tensor]
+    push_slots: list[Tensor]
     number: int | None = None
     sees: int = -1
     pulled: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    @property
+    def push_counts(self) -> list[int]:
+        """Rows that may be kept, per layer."""
+        return [ids.numel() for ids in self.push_ids]
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of the slots, as they are moved."""
+        return self.halo_slots.nbytes + sum(slots.nbytes for slots in (*self.pull_slots, *self.push_slots))
 
 
 @dataclass
@@ -31,7 +43,8 @@ class Pulls:
     """What macro-batches that were shown have pulled from a layer.
 
     Attributes:
-        rows: halo nodes; missing: of these, without a row; too_old: over the bound; ages: sum over the others; oldest.
+        rows: of halo nodes; missing: of these, never pushed; too_old: over the bound; ages: sum over the others;
+            oldest.
     """
 
     rows: int = 0

@@ -299,7 +299,8 @@ def _history_room(arena: Arena) -> str:
     if arena.exchange is None:
         return ""
     tables = arena.exchange.device
-    return f", and for hidden rows of {tables.pulls:,} halo and {tables.pushes:,} other nodes"
+    pulls, pushes = (", ".join(f"{rows:,}" for rows in each) for each in (tables.pulls, tables.pushes))
+    return f", and for hidden rows, by layer, of {pulls} halo and {pushes} other nodes"
 
 
 class _Loader:

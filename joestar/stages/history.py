@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
-from joestar.graph_api import Graph
 from joestar.kernels.cpu_stages import fresh
-from joestar.stages.hubs import row_pieces
+from joestar.stages.history_rows import HistoryRows
 from joestar.store.fill import host_gather, kernel_for
 from joestar.whole_numbers import plain
 
 NEVER = -1
 """Stamp of a row that was never pushed."""
 DTYPES = (torch.float32, torch.bfloat16)
-EDGES_AT_ONCE = 1 << 25
 FOUND = 4
-"""Ids whose rows are kept: all layers ask for the same ones, and pushes are looked at before they are written."""
+"""Ids whose rows are kept, per layer: pushes are looked at before they are written."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +91,15 @@ class HistoryStore:
     Not for use from several threads at once.
 
     Attributes:
-        num_rows: rows of every table.
-        tables, stamps: per layer ``[num_rows, width]``, and int32 ``[num_rows]``: the macro-batch of the last push, -1
-            before the first.
+        num_rows: rows of every layer's table.
+        tables, stamps: per layer ``[rows, width]``, and int32 ``[rows]``: the macro-batch of the last push, -1 before
+            the first.
 
     Args:
         num_nodes: of the graph.
         widths: numbers per row of every hidden layer, the first behind the input first.
-        nodes: ids of the nodes that get a row (see ``boundary_nodes``); ``None``: all.
+        nodes: ids of the nodes that get a row, in every layer or per layer (see ``stages.history_rows``); ``None``:
+            all.
         dtype: of the tables: float32 or bfloat16.
         max_age: rows pushed more macro-batches ago than this are not used; ``None``: no bound.
         empty: makes tables and stamps of a shape and dtype: on the CPU; ``None``: ordinary memory, in huge pages.
@@ -115,7 +114,7 @@ class HistoryStore:
         self,
         num_nodes: int,
         widths: Sequence[int],
-        nodes: Tensor | None = None,
+        nodes: Tensor | Sequence[Tensor] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         max_age: int | None = None,
@@ -129,25 +128,26 @@ class HistoryStore:
             raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
         empty = empty or _in_huge_pages
         self.num_nodes, self.max_age, self.pinned, self.shared = num_nodes, max_age, pinned, shared
-        self._row_of = None if nodes is None else _row_table(nodes, num_nodes)
-        self.num_rows = num_nodes if nodes is None else nodes.shape[0]
-        rows = max(1, self.num_rows)  # one that nothing points to, so that rows can be looked up in an empty table
-        self.tables = [empty((rows, width), dtype=dtype).zero_() for width in widths]
-        self.stamps = [empty((rows,), dtype=torch.int32).fill_(NEVER) for _ in widths]
-        self._place = _in_huge_pages((rows,), dtype=torch.int32)
-        self._found: tuple = ()
+        self._places = HistoryRows(num_nodes, len(widths), nodes)
+        self.num_rows = self._places.counts
+        rows = [max(1, count) for count in self.num_rows]  # one that nothing points to, to look rows up in
+        self.tables = [empty((n, width), dtype=dtype).zero_() for n, width in zip(rows, widths, strict=True)]
+        self.stamps = [empty((n,), dtype=torch.int32).fill_(NEVER) for n in rows]
+        self._met = _in_huge_pages((max(rows),), dtype=torch.int32)
+        self._found: list[tuple] = [() for _ in widths]
         self.reset_counts()
 
     @staticmethod
-    def nbytes_of(rows: int, num_nodes: int, widths: Sequence[int], dtype: torch.dtype) -> int:
-        """Bytes of host memory of one that is made for so many nodes with a row."""
-        return max(1, rows) * (sum(widths) * dtype.itemsize + 4 * len(widths) + 4) + 4 * num_nodes
+    def nbytes_of(rows: Sequence[int], num_nodes: int, widths: Sequence[int], dtype: torch.dtype) -> int:
+        """Bytes of host memory of one that is made for so many nodes with a row per layer, others in every layer."""
+        rows = [max(1, count) for count in rows]
+        tables = sum(count * (width * dtype.itemsize + 4) for count, width in zip(rows, widths, strict=True))
+        return tables + 4 * max(rows) + 4 * num_nodes * len(widths)
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory."""
-        own = [*self.tables, *self.stamps, self._place]
-        return sum(tensor.nbytes for tensor in own) + (0 if self._row_of is None else self._row_of.nbytes)
+        return sum(tensor.nbytes for tensor in (*self.tables, *self.stamps, self._met)) + self._places.nbytes
 
     def pull(self, layer: int, ids: Tensor, now: int) -> Slice:
         """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``."""
@@ -215,9 +215,9 @@ class HistoryStore:
         stamps = torch.empty(ids.shape[0], dtype=torch.int32, device="cpu")
         return Replaced(values, stamps, torch.zeros(1, dtype=torch.int64, device="cpu"))
 
-    def has_row(self, ids: Tensor) -> Tensor:
-        """bool ``[m]``: which nodes have a row."""
-        return self._rows(0, ids)[1]
+    def has_row(self, layer: int, ids: Tensor) -> Tensor:
+        """bool ``[m]``: which nodes have a row in a layer's table."""
+        return self._rows(layer, ids)[1]
 
     def peek(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of rows and stamps as they are, for ``put_back``."""
@@ -244,7 +244,7 @@ class HistoryStore:
         pulled, missing, too_old, total, oldest = self._counts[layer]
         usable = pulled - missing - too_old
         return Staleness(
-            self.num_rows,
+            self.num_rows[layer],
             self.pushed_rows(layer),
             pulled,
             missing,
@@ -266,18 +266,32 @@ class HistoryStore:
 
     def state_dict(self) -> dict[str, Any]:
         """Tables and stamps, not copied."""
-        return {"tables": list(self.tables), "stamps": list(self.stamps), "num_nodes": self.num_nodes}
+        return self._state(list(self.tables), list(self.stamps))
+
+    def _state(self, tables: list[Tensor], stamps: list[Tensor]) -> dict[str, Any]:
+        return {"tables": tables, "stamps": stamps, "num_nodes": self.num_nodes, "rows": self._digests()}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ``CheckpointError`` unless it is of tables like these: their number, rows, widths and dtype."""
-        ours, theirs = self._forms(self.tables + self.stamps, self._all_rows()), None
+        """Raises ``CheckpointError`` unless it is of tables like these: their number, nodes, widths and dtype."""
+        counts = self._all_rows() * 2
+        ours, theirs = self._forms(self.tables + self.stamps, counts), None
         if isinstance(state, dict) and {"tables", "stamps", "num_nodes"} <= state.keys():
             theirs = self._forms([*state["tables"], *state["stamps"]])
         if ours != theirs or state["num_nodes"] != self.num_nodes:
             raise CheckpointError(
                 f"history: expected tables and stamps {ours} of {self.num_nodes:,} nodes, got {theirs}. It belongs to "
-                "another model, graph or partitioning; begin with an empty history."
+                "another model, graph, partitioning or training set, or to an older version, whose tables had rows of "
+                "nodes that no step reads. Begin with an empty history: load its 'model' into the model."
             )
+        if state.get("rows", self._digests()) != self._digests():  # of as many nodes as there may be, where missing
+            raise CheckpointError(
+                "history: as many rows as expected, of other nodes: it belongs to another graph, partitioning or "
+                "training set. Begin with an empty history: load its 'model' into the model."
+            )
+
+    def _digests(self) -> list[str]:
+        """Of the nodes that the rows of every layer are of."""
+        return self._places.digests
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave.
@@ -290,36 +304,33 @@ class HistoryStore:
             own.copy_(given)
         self.reset_counts()
 
-    def _all_rows(self) -> int:
+    def _all_rows(self) -> list[int]:
         """Of the tables of a state."""
-        return self.tables[0].shape[0]
+        return [table.shape[0] for table in self.tables]
 
     @staticmethod
-    def _forms(tensors: list[Tensor], rows: int | None = None) -> list[str]:
-        """In words: dtypes and shapes, of as many ``rows``."""
-        shapes = [[t.shape[0] if rows is None else rows, *t.shape[1:]] for t in tensors]
+    def _forms(tensors: list[Tensor], rows: list[int] | None = None) -> list[str]:
+        """In words: dtypes and shapes, of so many ``rows`` each."""
+        counts = [tensor.shape[0] for tensor in tensors] if rows is None else rows
+        shapes = [[count, *tensor.shape[1:]] for count, tensor in zip(counts, tensors, strict=True)]
         return [f"{str(t.dtype).removeprefix('torch.')} {shape}" for t, shape in zip(tensors, shapes, strict=True)]
 
     def _rows(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows ``[m]``, 0 where there is none; bool ``[m]``: whether there is one): for all layers the same."""
+        """(rows ``[m]``, 0 where there is none; bool ``[m]``: whether there is one)."""
         if not 0 <= layer < len(self.tables):
             raise ConfigError(f"history: expected a layer from 0 to {len(self.tables) - 1}, got {layer}.")
-        for asked, version, *found in self._found:
+        for asked, version, *found in self._found[layer]:
             if asked is ids and version == ids._version:
                 return tuple(found)
         if ids.dim() != 1 or (ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_nodes)):
             raise ConfigError(f"history: expected node ids [m] below {self.num_nodes:,}; got others.")
-        if self._row_of is None:
-            rows, known = ids, torch.ones(ids.shape[0], dtype=torch.bool, device="cpu")
-        else:
-            rows = host_gather(self._row_of, ids)
-            known = rows >= 0
-            rows = rows.clamp_(min=0)
-        self._found = ((ids, ids._version, rows, known), *self._found[: FOUND - 1])  # at once: others may look it up
+        rows, known = self._places.find(layer, ids)
+        found = (ids, ids._version, rows, known), *self._found[layer][: FOUND - 1]
+        self._found[layer] = found  # at once: others may look it up
         return rows, known
 
     def _check_once(self, rows: Tensor, ids: Tensor, stored: Tensor) -> None:
-        twice = kernel_for(rows, "row_twice")(rows, stored, self._place)
+        twice = kernel_for(rows, "row_twice")(rows, stored, self._met)
         if twice >= 0:
             raise ConfigError(f"history: node {int(ids[twice])} stands twice in one push; which value counts?")
 
@@ -345,25 +356,3 @@ def check_history(dtype, max_age) -> tuple[torch.dtype, int | None]:
     if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, int) or max_age < 0):
         raise ConfigError(f"history: max_age must be a number of macro-batches, at least 0; got {max_age!r}.")
     return dtype, max_age
-
-
-def boundary_nodes(graph: Graph, assignment: Tensor) -> Tensor:
-    """Nodes with an edge into another part, ascending, in the graph's id dtype: all that can be in a halo."""
-    marked = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
-    for first, last in row_pieces(graph.indptr, EDGES_AT_ONCE):
-        degrees = graph.indptr[first : last + 1].diff()
-        sources = graph.indices[int(graph.indptr[first]) : int(graph.indptr[last])].to(torch.int64)
-        marked[sources[assignment[sources] != assignment[first:last].repeat_interleave(degrees)]] = True
-    return torch.nonzero(marked).flatten().to(graph.indices.dtype)
-
-
-def _row_table(nodes: Tensor, num_nodes: int) -> Tensor:
-    """int32 ``[num_nodes]``: the row of every node, -1 without one."""
-    nodes = nodes.to(torch.int64)
-    if nodes.dim() != 1 or (nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < num_nodes)):
-        raise ConfigError(f"history: expected ids of nodes [n] below {num_nodes:,}; got others.")
-    table = _in_huge_pages((num_nodes,), dtype=torch.int32).fill_(-1)
-    table[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32, device="cpu")
-    if int((table >= 0).sum()) != nodes.shape[0]:
-        raise ConfigError("history: a node stands twice among those that get a row.")
-    return table

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from joestar.errors import CheckpointError, StageError
 from joestar.stages.history import NEVER, HistoryStore, Pushed
+from joestar.stages.history_rows import HistoryRows
 
 AT_ONCE = 1 << 25
 """Most bytes of rows that a rank reads for others at a time."""
@@ -44,12 +45,10 @@ class Hosts(Protocol):
 
 @dataclass(eq=False)
 class Fetched:
-    """Rows of other hosts, for a macro-batch: ids, ascending, and per layer ``[m, width]`` and stamps ``[m]``."""
+    """Rows of other hosts, for a macro-batch: per layer ids, ascending, ``[m, width]`` and stamps ``[m]``."""
 
     number: int
-    ids: Tensor
-    values: list[Tensor]
-    stamps: list[Tensor]
+    layers: list[tuple[Tensor, Tensor, Tensor]]
 
 
 def divided(rows: Tensor, hosts: int) -> Tensor:
@@ -68,27 +67,33 @@ def divided(rows: Tensor, hosts: int) -> Tensor:
 
 
 class HostHistory(HistoryStore):
-    """The tables of one host among several, as ``HistoryStore``; of all nodes with a row, those of this host's parts.
+    """The tables of one host among several, as ``HistoryStore``; of the nodes with a row, those of this host's parts.
 
     ``num_rows`` and tables are of this host. States are of all hosts: on rank 0, ``None`` on others. All ranks call
     ``routed``, ``fetch``, ``state_dict`` and ``load_state_dict`` together, and none leaves them half done.
 
     Args:
-        nodes: ids of all nodes that get a row, ascending. host_of: the host that has it ``[len(nodes)]``.
-        hosts: what ranks exchange.
+        nodes: ids of all nodes that get a row, ascending, per layer. host_of: int16 ``[num_nodes]``: the host that has
+            the rows of a node. hosts: what ranks exchange.
     """
 
-    def __init__(self, num_nodes: int, widths: Sequence[int], nodes: Tensor, host_of: Tensor, hosts: Hosts, **further):
-        super().__init__(num_nodes, widths, nodes[host_of == hosts.host], **further)
+    def __init__(
+        self, num_nodes: int, widths: Sequence[int], nodes: Sequence[Tensor], host_of: Tensor, hosts: Hosts, **further
+    ):
+        super().__init__(num_nodes, widths, [each[host_of[each.long()] == hosts.host] for each in nodes], **further)
         self.hosts = hosts
-        self._host_of = torch.full((num_nodes,), -1, dtype=torch.int16, device="cpu")
-        self._host_of[nodes.to(torch.int64)] = host_of.to(torch.int16)
+        self._hosts_of = [_only(host_of, each) for each in nodes]
+        self._digests_of_all: list[str] | None = None
         self._expected: dict[int, Tensor] = {}
         self._fetched: Fetched | None = None
 
-    def has_row(self, ids: Tensor) -> Tensor:
-        """bool ``[m]``: which nodes have a row, on any host."""
-        return self._host_of[ids.to(torch.int64)] >= 0
+    def has_row(self, layer: int, ids: Tensor) -> Tensor:
+        """bool ``[m]``: which nodes have a row in a layer's table, on any host."""
+        return self._host_of(layer, ids) >= 0
+
+    def _host_of(self, layer: int, ids: Tensor) -> Tensor:
+        """int16 ``[m]``: which host has their rows, -1 where there is none."""
+        return self._hosts_of[layer][ids.to(torch.int64)]
 
     # --- pushes ---
 
@@ -101,7 +106,7 @@ class HostHistory(HistoryStore):
         hosts, found = self.hosts, []
         given: list[list[Tensor]] = [[] for _ in range(hosts.world)]
         for entry in entries:
-            at = [self._host_of[layer[0].to(torch.int64)] for layer in entry.layers]
+            at = [self._host_of(layer, given[0]) for layer, given in enumerate(entry.layers)]
             for host in range(len(hosts.ranks_of)):
                 which = [torch.nonzero(each == host).flatten() for each in at]
                 if not any(each.numel() for each in which):
@@ -147,69 +152,74 @@ class HostHistory(HistoryStore):
 
     def fetch(self, number: int) -> None:
         """Brings the rows of other hosts that macro-batch ``number`` reads."""
-        hosts, self._fetched = self.hosts, None
+        self._fetched = None
         if number not in self._expected:
             raise StageError(f"macro-batch {number} has not said which hidden rows of other hosts it reads.")
         ids = self._expected[number]
         for old in [other for other in list(self._expected) if other <= number]:
             del self._expected[old]
-        host = self._host_of[ids.to(torch.int64)]
+        self._fetched = Fetched(number, [self._fetched_of(layer, ids) for layer in range(len(self.tables))])
+
+    def _fetched_of(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one layer, as ``Fetched``; those of ``ids`` that have their rows on other hosts."""
+        hosts, table = self.hosts, self.tables[layer]
+        host = self._host_of(layer, ids)
         ids = ids[(host >= 0) & (host != hosts.host)].sort().values
-        host = self._host_of[ids.to(torch.int64)]
+        host = self._host_of(layer, ids)
         given: list[list[Tensor]] = [[] for _ in range(hosts.world)]
         places = {self._server(each): torch.nonzero(host == each).flatten() for each in host.unique().tolist()}
         for server, rows in places.items():
             given[server] = [ids[rows]]
         asked = [tensors[0] if tensors else ids[:0] for tensors in hosts.swap(given)]
         most = hosts.largest(max(each.numel() for each in asked))
-        values = [torch.empty(ids.numel(), t.shape[1], dtype=t.dtype, device="cpu") for t in self.tables]
-        stamps = [torch.empty(ids.numel(), dtype=torch.int32, device="cpu") for _ in self.tables]
-        for layer, table in enumerate(self.tables):
-            for now in _blocks(most, table, hosts.world):
-                wanted = [each[now] for each in asked]
-                got = hosts.swap([self.peek(layer, each) if each.numel() else [] for each in wanted])
-                for server, rows in places.items():
-                    if got[server]:
-                        values[layer][rows[now]], stamps[layer][rows[now]] = got[server]
-        self._fetched = Fetched(number, ids, values, stamps)
+        values = torch.empty(ids.numel(), table.shape[1], dtype=table.dtype, device="cpu")
+        stamps = torch.empty(ids.numel(), dtype=torch.int32, device="cpu")
+        for now in _blocks(most, table, hosts.world):
+            wanted = [each[now] for each in asked]
+            got = hosts.swap([self.peek(layer, each) if each.numel() else [] for each in wanted])
+            for server, rows in places.items():
+                if got[server]:
+                    values[rows[now]], stamps[rows[now]] = got[server]
+        return ids, values, stamps
 
     def _pulled(self, layer: int, ids: Tensor, now: int, values: Tensor) -> tuple[Tensor, Tensor, tuple]:
         usable, age, counts = super()._pulled(layer, ids, now, values)
-        far, there = self._far(ids, now)
+        far, there = self._far(layer, ids, now)
         if not far.numel():
             return usable, age, counts
-        stamp = self._fetched.stamps[layer][there]
+        _, fetched, stamps = self._fetched.layers[layer]
+        stamp = stamps[there]
         pushed = stamp != NEVER
         age[far] = torch.where(pushed, now - stamp, -1)
         usable[far] = pushed if self.max_age is None else pushed & (age[far] <= self.max_age)
         fresh = usable[far]
-        values[far[fresh]] = self._fetched.values[layer][there[fresh]]
+        values[far[fresh]] = fetched[there[fresh]]
         ages, missing = age[usable], int((age < 0).sum())
         return usable, age, (
             missing, len(age) - missing - len(ages), int(ages.sum()), int(ages.max()) if len(ages) else 0
         )  # fmt: skip
 
-    def _far(self, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
+    def _far(self, layer: int, ids: Tensor, now: int) -> tuple[Tensor, Tensor]:
         """(which ids have their rows on other hosts, where these are among what was fetched for ``now``)."""
-        host = self._host_of[ids.to(torch.int64)]
+        host = self._host_of(layer, ids)
         far = torch.nonzero((host >= 0) & (host != self.hosts.host)).flatten()
         if not far.numel():
             return far, far
-        there, wanted = self._fetched, ids[far]
-        known = there is not None and there.number == now and bool(torch.isin(wanted, there.ids).all())
-        if not known:
+        wanted, current = ids[far], self._fetched is not None and self._fetched.number == now
+        there = self._fetched.layers[layer][0] if current else ids[:0]
+        if not bool(torch.isin(wanted, there).all()):
             raise StageError(f"hidden rows of other hosts that macro-batch {now} reads were not fetched.")
-        return far, torch.searchsorted(there.ids, wanted)
+        return far, torch.searchsorted(there, wanted)
 
     # --- state ---
 
     def state_dict(self) -> dict[str, Any] | None:
         """As ``HistoryStore.state_dict``, of all hosts, copied: on rank 0; ``None`` on the others."""
         with self.hosts.all_or_none():
-            tables, stamps = ([self._gathered(own) for own in each] for each in (self.tables, self.stamps))
-        if self.hosts.rank:
-            return None
-        return {"tables": tables, "stamps": stamps, "num_nodes": self.num_nodes}
+            tables, stamps = (
+                [self._gathered(layer, own) for layer, own in enumerate(each)] for each in (self.tables, self.stamps)
+            )
+        return None if self.hosts.rank else self._state(tables, stamps)
 
     def check_state(self, state: dict[str, Any] | None) -> None:
         """As ``HistoryStore.check_state``, on rank 0; others have none."""
@@ -227,49 +237,55 @@ class HostHistory(HistoryStore):
         with self.hosts.all_or_none():
             for name, tensors in (("tables", self.tables), ("stamps", self.stamps)):
                 for layer, own in enumerate(tensors):
-                    self._scattered(own, state[name][layer] if first else None)
+                    self._scattered(layer, own, state[name][layer] if first else None)
         self.reset_counts()
 
-    def _gathered(self, own: Tensor) -> Tensor | None:
-        """Of all hosts, on rank 0: ``own`` in its place."""
-        hosts, whole = self.hosts, None
+    def _gathered(self, layer: int, own: Tensor) -> Tensor | None:
+        """Of all hosts, on rank 0: ``own``, of one layer, in its place."""
+        hosts, whole, own = self.hosts, None, own[: self.num_rows[layer]]
         if hosts.rank == 0:
-            shape, value = (self._all_rows(), *own.shape[1:]), NEVER if own.dim() == 1 else 0
+            shape, value = (self._all_rows()[layer], *own.shape[1:]), NEVER if own.dim() == 1 else 0
             whole = torch.full(shape, value, dtype=own.dtype, device="cpu")
-        for parts in self._turns(own):
+        for parts in self._turns(layer, own):
             given: list[list[Tensor]] = [[] for _ in range(hosts.world)]
             if hosts.rank and hosts.rank == hosts.ranks_of[hosts.host][0]:
-                given[0] = [own[: self.num_rows][parts.rows]]
+                given[0] = [own[parts.rows]]
             got = hosts.swap(given)
             if whole is not None:
-                whole[parts.of(0)] = own[: self.num_rows][parts.rows]
+                whole[parts.of(0)] = own[parts.rows]
                 for host, (rank, *_) in enumerate(hosts.ranks_of[1:], 1):
                     whole[parts.of(host)] = got[rank][0]
         return whole
 
-    def _scattered(self, own: Tensor, whole: Tensor | None) -> None:
-        """What rank 0 has of all hosts, into ``own``: the first rank of a host writes for all of them."""
-        hosts = self.hosts
-        for parts in self._turns(own):
+    def _scattered(self, layer: int, own: Tensor, whole: Tensor | None) -> None:
+        """What rank 0 has of all hosts, into ``own``, of one layer: the first rank of a host writes for all of them."""
+        hosts, own = self.hosts, own[: self.num_rows[layer]]
+        for parts in self._turns(layer, own):
             given: list[list[Tensor]] = [[] for _ in range(hosts.world)]
             if whole is not None:
-                own[: self.num_rows][parts.rows] = whole[parts.of(0)].to(own.device)
+                own[parts.rows] = whole[parts.of(0)].to(own.device)
                 for host, (rank, *_) in enumerate(hosts.ranks_of[1:], 1):
                     given[rank] = [whole[parts.of(host)].cpu()]
             got = hosts.swap(given)[0]
             if got:
-                own[: self.num_rows][parts.rows] = got[0]
+                own[parts.rows] = got[0]
 
-    def _turns(self, table: Tensor) -> list["_Turn"]:
+    def _turns(self, layer: int, table: Tensor) -> list["_Turn"]:
         """Rows of every host, some at a time; where they are in a state is known on rank 0."""
-        kept = self._host_of[self._host_of >= 0]
-        number = len(self.hosts.ranks_of)
+        kept, number = self._hosts_of[layer], len(self.hosts.ranks_of)
+        kept = kept[kept >= 0]
         most = int(torch.bincount(kept.to(torch.int64), minlength=number).max())
         whole = [torch.nonzero(kept == host).flatten() for host in range(number)] if self.hosts.rank == 0 else []
         return [_Turn(now, whole) for now in _blocks(most, table, number)]
 
-    def _all_rows(self) -> int:
-        return max(1, int((self._host_of >= 0).sum()))
+    def _all_rows(self) -> list[int]:
+        return [max(1, int((hosts >= 0).sum())) for hosts in self._hosts_of]
+
+    def _digests(self) -> list[str]:
+        if self._digests_of_all is None:
+            nodes = [torch.nonzero(hosts >= 0).flatten() for hosts in self._hosts_of]
+            self._digests_of_all = HistoryRows(self.num_nodes, len(nodes), nodes).digests
+        return self._digests_of_all
 
 
 @dataclass
@@ -281,6 +297,13 @@ class _Turn:
 
     def of(self, host: int) -> Tensor:
         return self.whole[host][self.rows]
+
+
+def _only(host_of: Tensor, nodes: Tensor) -> Tensor:
+    """``host_of``, int16 ``[num_nodes]``, with -1 for all other nodes."""
+    found, nodes = torch.full(host_of.shape, -1, dtype=torch.int16, device="cpu"), nodes.to(torch.int64)
+    found[nodes] = host_of[nodes].to(torch.int16)
+    return found
 
 
 def _tensors(entry: Pushed) -> list[Tensor]:

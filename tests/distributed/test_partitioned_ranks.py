@@ -8,7 +8,7 @@ import torch
 
 import joestar
 from joestar.runtime.seeds import shuffled
-from joestar.stages.history import boundary_nodes
+from joestar.stages.history_rows import halo_within
 from joestar.stages.partition_order import partition_order, rounds
 from tests.distributed import part_scenarios, scenarios
 from tests.distributed.part_plain import Lanes, outputs_of, seeds_of
@@ -86,19 +86,20 @@ def same_history(found, plain, store_of):
     for layer, history in enumerate(plain.first.history):
         stamps = found["stamps"][layer]
         for node, (row, when) in history.items():
-            at = store_of(node)
+            at = store_of[layer].get(node)
             if at is not None:
                 assert stamps[at] == when
                 value = torch.tensor(found["tables"][layer][at]).double()
                 torch.testing.assert_close(value, row.double(), rtol=1e-5, atol=1e-6)
-        assert sum(stamp >= 0 for stamp in stamps) == sum(store_of(node) is not None for node in history)
+        assert sum(stamp >= 0 for stamp in stamps) == sum(node in store_of[layer] for node in history)
 
 
 def rows_of(name):
-    """Node -> its row in the tables, or ``None``."""
-    graph = part_scenarios.graph_of()
-    nodes = boundary_nodes(graph, part_scenarios.parts_of(graph, part_scenarios.CASES[name][0]).assignment).tolist()
-    return {node: row for row, node in enumerate(nodes)}.get
+    """Per layer: node -> its row in the tables."""
+    graph, layers = part_scenarios.graph_of(), len(part_scenarios.net_of(name).convs) - 1
+    assignment = part_scenarios.parts_of(graph, part_scenarios.CASES[name][0]).assignment
+    nodes = reversed(halo_within(graph, assignment, graph.train_idx, layers))
+    return [{node: row for row, node in enumerate(each.tolist())} for each in nodes]
 
 
 @pytest.mark.parametrize("name", [name for name in part_scenarios.OFTEN if name != "weighted"])
@@ -214,9 +215,10 @@ def test_four_ranks_on_two_hosts_give_what_they_give_on_one_bit_for_bit(tmp_path
     assert all(each["history"] == found["aaaa"]["history"] for each in found.values())
     assert all(any(ages) for ages in found["aaaa"]["history"]["stamps"])
     rows = {name: [rank["layouts"][name]["rows"] for rank in four] for name in ("aaaa", "aabb", "abbb")}
-    assert len(set(rows["aaaa"])) == 1
-    for a, b in ((rows["aabb"][0], rows["aabb"][2]), rows["abbb"][:2]):
-        assert a + b == rows["aaaa"][0] and 0 < a < 2 * b < 4 * a
+    assert all(each == rows["aaaa"][0] for each in rows["aaaa"])
+    for two in ((rows["aabb"][0], rows["aabb"][2]), rows["abbb"][:2]):
+        for a, b, whole in zip(*two, rows["aaaa"][0], strict=True):
+            assert a + b == whole and 0 < a < 2 * b < 4 * a
 
 
 def test_tensors_of_any_shape_and_dtype_reach_every_rank_in_pieces(two):

@@ -80,8 +80,8 @@ def test_historical_embeddings_are_counted():
     )  # fmt: skip
     assert step.plan.host["historical embeddings"] == step.exchange.store.nbytes
     for dtype in (torch.float32, torch.bfloat16):
-        store = HistoryStore(9, [3, 5], torch.tensor([1, 4]), dtype=dtype)
-        assert HistoryStore.nbytes_of(2, 9, [3, 5], dtype) == store.nbytes
+        store = HistoryStore(9, [3, 5], [torch.tensor([1, 4, 5]), torch.tensor([1])], dtype=dtype)
+        assert HistoryStore.nbytes_of([3, 1], 9, [3, 5], dtype) == store.nbytes
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path):

@@ -36,7 +36,7 @@ def test_the_arena_knows_the_tables_that_its_loads_write(graph, parts, monkeypat
     monkeypatch.setattr(Arena, "_read_on", staticmethod(lambda given, *t: kept.extend(t) or keep(given, *t)))
     step = compiled(graph, stage_of(parts))
     device = step.exchange.device
-    wanted = [device.tables.place, *device.tables.pulled, *device.tables.usable, *device.pushed, *device.written]
+    wanted = [*device.tables.places, *device.tables.pulled, *device.tables.usable, *device.pushed, *device.written]
     assert {table.data_ptr() for table in wanted} <= {table.data_ptr() for table in kept}
 
 
@@ -80,7 +80,7 @@ def test_training_is_that_of_plain_pytorch_with_dictionaries(graph, parts, case)
     plain.apply(plain.number)
     for layer, history in enumerate(plain.history):
         for node, (row, when) in history.items():
-            if store.has_row(torch.tensor([node])):
+            if store.has_row(layer, torch.tensor([node])):
                 values, stamps = store.peek(layer, torch.tensor([node]))
                 assert int(stamps) == when
                 assert torch.allclose(values[0].double(), row.double(), rtol=2e-2 if stage.get("dtype") else 1e-4)
@@ -327,7 +327,7 @@ def test_rows_are_taken_over_and_forgotten_behind_a_thread_that_is_late(graph, p
     step = compiled(graph, stage_of(parts))
     list(step.epoch(graph.train_idx, BATCH))
     state, store = copy.deepcopy(step.state_dict()), step.exchange.store
-    node = store.has_row(torch.arange(NODES)).nonzero().flatten()[:1]
+    node = store.has_row(0, torch.arange(NODES)).nonzero().flatten()[:1]
     row = torch.full((1, store.tables[0].shape[1]), 7.0)
     _, before = store.peek(0, node)
     late = step.arena.loading = _Late(lambda: store.push(0, node, row, 99))

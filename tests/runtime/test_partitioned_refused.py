@@ -174,7 +174,7 @@ def test_checkpoints_of_other_runs_are_refused(graph, parts, tmp_path):
     refused = {
         "has no history": {key: value for key, value in state.items() if key != "history"},
         "other partitions, groups or hubs": state | {"history": state["history"] | {"parts": "others"}},
-        "belongs to another model, graph or partitioning": state
+        "belongs to another model, graph, partitioning or training set": state
         | {"history": state["history"] | {"tables": state["history"]["tables"] | {"tables": []}}},
     }
     for said, wrong in refused.items():

@@ -100,12 +100,12 @@ def test_tables_of_hidden_rows_are_kept_for_the_stream_beside(monkeypatch):
     waits = []
     beside = arena._beside = types.SimpleNamespace(wait_stream=waits.append)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "steps'")
-    history = DeviceHistory(9, (3, 4), 5, 6, torch.float32, "cpu")
+    history = DeviceHistory(9, (3, 4), (5, 2), (6, 3), torch.float32, "cpu")
     arena.bring_history(types.SimpleNamespace(device=history))
     found = [*vars(history).values(), *vars(history.tables).values()]
     tables = [each for value in found for each in (value if isinstance(value, list) else [value])]
     tables = [each for each in tables if isinstance(each, torch.Tensor)]
-    assert waits == ["steps'"] and len(tables) == 10
+    assert waits == ["steps'"] and len(tables) == 12
     assert sorted(log, key=str) == sorted(((table.data_ptr(), beside) for table in tables), key=str)
 
 

@@ -9,6 +9,7 @@ from joestar.staged import hidden_rates
 from joestar.staged.hidden_rates import seconds_of_rows, seconds_to_prepare
 from joestar.stages import Partitions
 from joestar.stages.history import HistoryStore
+from joestar.stages.history_rows import HistoryRows
 from joestar.stages.slots import Slots
 from tests.conftest import Clock
 
@@ -38,17 +39,18 @@ def done(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_written_and_read_as_often_as_a_macro_batch_does(done, dtype):
     state = torch.random.get_rng_state()
-    assert seconds_of_rows((4, 3), dtype, 100, 30, 10) == pytest.approx(2e-3)
-    assert done == [("push", 0, 10), ("push", 1, 10), ("pull", 0, 30), ("pull", 1, 30)] * hidden_rates.TIMES
+    assert seconds_of_rows((4, 3), dtype, [100, 50], [30, 20], [10, 5]) == pytest.approx(4e-3)
+    layers = [[("push", 0, 10), ("pull", 0, 30)], [("push", 0, 5), ("pull", 0, 20)]]
+    assert done == [each for layer in layers for each in layer * hidden_rates.TIMES]
     assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_more_rows_than_are_tried_take_longer_in_proportion(done, monkeypatch):
     monkeypatch.setattr(hidden_rates, "PROBED", 40 * 4 * 8)
-    assert seconds_of_rows((4,), torch.float32, 1000, 200, 8) == pytest.approx(1e-3 + 200 / 80 * 1e-3)
+    assert seconds_of_rows((4,), torch.float32, [1000], [200], [8]) == pytest.approx(1e-3 + 200 / 80 * 1e-3)
     assert {number for what, _, number in done if what == "pull"} == {80}
-    assert seconds_of_rows((4,), torch.float32, 1, 0, 0) == 0.0
-    assert seconds_of_rows((4,), torch.float32, 0, 0, 0) == 0.0
+    assert seconds_of_rows((4,), torch.float32, [1], [0], [0]) == 0.0
+    assert seconds_of_rows((4,), torch.float32, [0], [0], [0]) == 0.0
 
 
 def test_getting_ready_takes_slots_of_every_node(monkeypatch):
@@ -65,7 +67,6 @@ def test_getting_ready_takes_slots_of_every_node(monkeypatch):
 
     monkeypatch.setattr(hidden_rates, "time", Clock)
     monkeypatch.setattr(Slots, "take", noted)
-    has_row = torch.ones(300, dtype=torch.bool)
-    assert seconds_to_prepare(macro, has_row, 300, True) == pytest.approx(1e-3)
+    assert seconds_to_prepare(macro, HistoryRows(300, 2, None), True) == pytest.approx(1e-3)
     (found,) = taken
     assert found.slots.unique().numel() == macro.num_nodes == found.cold

@@ -1,0 +1,94 @@
+"""How far from the seeds the steps of a sampler read hidden rows, and so which nodes have a row (thesis 5.2.2)."""
+
+import torch
+from torch import Tensor
+
+from joestar.errors import ConfigError
+from joestar.graph_api import Block, Graph
+from joestar.stages.history import HistoryStore
+from joestar.stages.history_rows import boundary_nodes, halo_within, in_edges
+from joestar.stages.large_batch import has_fast_way
+from joestar.stages.partitions import PreparedPartitions
+from joestar.stages.union import run_sampler
+
+TRIED = 4
+"""Batches that a sampler draws."""
+_LOOKS = 1 << 20
+"""Index of the first macro-batch whose key they have: none of a run's."""
+
+
+class HiddenReach:
+    """Which halo nodes have hidden rows that steps may read.
+
+    A hidden layer needs a row of those nodes that lie one hop from the seeds for the last one, two for the one before,
+    and so on, where all blocks take one hop (``takes_one_hop``). Else of all that can be in a halo.
+
+    Args:
+        stage: prepared for the graph. layers: hidden ones. by_depth: whether blocks take one hop.
+    """
+
+    def __init__(self, stage: PreparedPartitions, layers: int, by_depth: bool):
+        self.stage, self.layers, self.by_depth = stage, layers, by_depth
+
+    def nodes(self, seeds: Tensor) -> list[Tensor]:
+        """Ids of the nodes whose rows steps of these seeds may read, ascending, per layer; no hubs."""
+        graph, assignment = self.stage.graph, self.stage.stage.partitioning.assignment
+        if not self.by_depth:
+            return [self._no_hubs(boundary_nodes(graph, assignment))] * self.layers
+        return [self._no_hubs(nodes) for nodes in reversed(halo_within(graph, assignment, seeds, self.layers))]
+
+    def _no_hubs(self, nodes: Tensor) -> Tensor:
+        return nodes[~torch.isin(nodes, self.stage.hubs)]
+
+    def check(self, seeds: Tensor, store: HistoryStore) -> None:
+        """Raises ``ConfigError`` where steps of these seeds may read a row that no table has: they would learn from
+        fewer neighbours. Seeds that tables were made for have all of theirs."""
+        if not self.by_depth:
+            return
+        others = seeds[~self.stage.trains(seeds)]
+        if not others.numel():
+            return
+        for layer, nodes in enumerate(self.nodes(others)):
+            lacking = nodes[~store.has_row(layer, nodes)]
+            if lacking.numel():
+                raise ConfigError(
+                    f"{others.numel():,} seeds of this epoch, {int(others[0])} among them, are no training nodes, and "
+                    f"the tables of hidden rows lack {lacking.numel():,} nodes that steps of these would read in layer "
+                    f"{layer}, {int(lacking[0])} among them: tables have what graph.train_idx leads to. Put all nodes "
+                    "to train on into graph.train_idx before joestar.compile."
+                )
+
+
+def takes_one_hop(graph: Graph, sampler, seeds: Tensor, batch: int, seed: int) -> bool:
+    """Whether the rows that a block aggregates are those of its destinations and of their in-neighbours, as they are
+    known to be of a ``NeighborSampler`` and found to be in some batches of others; those of the last one, the seeds.
+
+    Then hidden rows that are read lie one hop from the seeds, two in the layer before, and so on. The blocks of a
+    sampler that walks, or gives every layer the same nodes, have others.
+
+    Args:
+        graph: the whole graph, on the CPU. seeds: of training, in random order.
+
+    Raises:
+        SamplerError: blocks that do not follow one another.
+    """
+    if has_fast_way(graph, sampler):
+        return True
+    for index, some in enumerate(seeds.split(batch)[:TRIED]):
+        blocks, _ = run_sampler(graph, sampler, some, (seed, 0, _LOOKS + index))
+        if not (_within(blocks[-1].dsts, some, graph) and all(_neighbours_only(graph, block) for block in blocks)):
+            return False
+    return True
+
+
+def _neighbours_only(graph: Graph, block: Block) -> bool:
+    """Rows without an edge are read by nobody."""
+    read = block.srcs[torch.unique(block.indices.to(torch.int64))]
+    near = [block.dsts, *(sources.to(block.dsts.dtype) for sources, _ in in_edges(graph, block.dsts.unique().long()))]
+    return _within(read, torch.cat(near), graph)
+
+
+def _within(some: Tensor, others: Tensor, graph: Graph) -> bool:
+    there = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
+    there[others.to(torch.int64)] = True
+    return bool(there[some.to(torch.int64)].all())
