@@ -1,5 +1,6 @@
 """What hidden rows of a macro-batch over partitions take of the host, measured before anything is made for good."""
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -71,9 +72,13 @@ def seconds_to_prepare(macro: PartitionBatch, rows: HistoryRows, reuse: bool) ->
     slots = Slots(macro.ids[:0], 2 * macro.num_nodes + 1, num_nodes, reuse)
     start = time.perf_counter()
     taken = slots.take(macro.ids, lambda size, dtype: torch.empty(size, dtype=dtype, device="cpu"))
-    reads, keeps = exchanged_rows(macro, rows.has_row, len(rows.counts))
-    for mask in (*reads, *keeps):
-        _ = int(mask.sum()), macro.ids[mask], taken.slots[mask]
+    for mask, layers in zip(
+        (macro.halo, macro.inner), exchanged_rows(macro, rows.has_row, len(rows.counts)), strict=True
+    ):
+        ids, some = macro.ids[mask], functools.reduce(torch.logical_or, layers)
+        for flags in layers:
+            _ = int(flags.sum()), ids[flags], flags[some]
+        _ = taken.slots[mask][some]
     for given in (macro.indptr, macro.indices, macro.seeds):
         given.clone()
     return time.perf_counter() - start

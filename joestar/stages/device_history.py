@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from joestar.graph_api.history import HistoryTables
+from joestar.stages.exchanged import Marked
 from joestar.stages.history import Slice
 
 HALVES = 2
@@ -65,33 +66,27 @@ class DeviceHistory:
         return 2 * 4 * layers
 
     @torch.no_grad()
-    def load(
-        self, half: int, halo_slots: Tensor, pull_slots: list[Tensor], push_slots: list[Tensor], slices: list[Slice]
-    ) -> None:
+    def load(self, half: int, pulls: Marked, pushes: Marked, slices: list[Slice]) -> None:
         """Brings a macro-batch's slices into a half that no step to come reads, on the current stream.
 
         Args:
-            halo_slots: int32, on the CPU: slots of the halo nodes. pull_slots, push_slots: per layer, slots whose rows
-                are read, in the order of the slices, and whose rows are kept.
+            pulls: halo nodes, whose rows are read, in the order of the slices; pushes: those whose rows are kept.
         """
+        (halo, *reads), (own, *keeps) = (
+            [tensor.to(self.device, non_blocking=True) for tensor in (each.slots, *each.layers)]
+            for each in (pulls, pushes)
+        )
+        halo, own = halo.to(torch.int64), own.to(torch.int64)
         for layer, following in enumerate(self._next):
-            reads, keeps = _PULLED + half * self.pulls[layer], _PUSHED + half * self.pushes[layer]
+            first = _PULLED + half * self.pulls[layer]
             following.zero_()
-            if halo_slots.numel() != pull_slots[layer].numel():
-                following.index_fill_(0, halo_slots.to(self.device, torch.int64, non_blocking=True), _WITHOUT)
-            self._number(following, pull_slots[layer], reads, 1)
-            self._number(following, push_slots[layer], keeps, -1)
+            following.index_copy_(0, halo, _numbered(reads[layer], first, _WITHOUT))
+            following.index_copy_(0, own, -_numbered(keeps[layer], _PUSHED + half * self.pushes[layer], 0))
             if slices:
-                given, rows = slices[layer], slice(reads, reads + len(slices[layer].values))
+                given, rows = slices[layer], slice(first, first + len(slices[layer].values))
                 self.tables.pulled[layer][rows].copy_(given.values, non_blocking=True)
                 self.tables.usable[layer][rows].copy_(given.usable, non_blocking=True)
-        self.forget(half, [slots.numel() for slots in push_slots])
-
-    def _number(self, following: Tensor, slots: Tensor, first: int, sign: int) -> None:
-        if not slots.numel():
-            return
-        rows = torch.arange(first, first + slots.numel(), dtype=torch.int32, device=self.device) * sign
-        following.index_copy_(0, slots.to(self.device, torch.int64, non_blocking=True), rows)
+        self.forget(half, [int(flags.sum()) for flags in pushes.layers])
 
     @torch.no_grad()
     def show(self) -> None:
@@ -135,6 +130,11 @@ class DeviceHistory:
         """What was pushed into a half so far is not collected again; on the current stream."""
         for pushes, count, flags in zip(self.pushes, counts, self.written, strict=True):
             flags[_PUSHED + half * pushes :][:count].zero_()
+
+
+def _numbered(flags: Tensor, first: int, others: int) -> Tensor:
+    """int32 ``[n]``: ``first``, ``first + 1``, ... where ``flags`` are set, ``others`` elsewhere."""
+    return torch.where(flags, flags.cumsum(0, dtype=torch.int32) + (first - 1), others)
 
 
 def _on_host(rows: Tensor) -> Tensor:

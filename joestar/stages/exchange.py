@@ -14,17 +14,19 @@ all pieces of ``m``. Threads that have met take part in both, whatever is over b
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from joestar.errors import CheckpointError, ConfigError
 from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
-from joestar.stages.exchanged import Pulls, Ranks, Rows
+from joestar.stages.exchanged import Marked, Pulls, Ranks, Rows
 from joestar.stages.history import HistoryStore, Pushed, Replaced
 from joestar.stages.history_state import check_place, check_pushes
 from joestar.stages.host_history import HostHistory, check_whole
@@ -34,13 +36,14 @@ from joestar.stages.partitions import PartitionBatch
 def exchanged_rows(
     macro: PartitionBatch, has_row: Callable[[int, Tensor], Tensor], layers: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Nodes of a macro-batch whose hidden rows are read, and are worth keeping: bool ``[n]`` per layer.
+    """(Of the halo nodes, whose hidden rows are read; of the inner ones, whose are worth keeping): bool, per layer.
 
     Args:
         has_row: of a layer and ids, which have a row in its table.
     """
-    rows = [has_row(layer, macro.ids) for layer in range(layers)]
-    return [macro.halo & known for known in rows], [macro.inner & known for known in rows]
+    ids, own = macro.halo_ids, macro.ids[macro.inner]
+    reads, keeps = ([has_row(layer, nodes) for layer in range(layers)] for nodes in (ids, own))
+    return reads, keeps
 
 
 def seen_by(base: int, index: int) -> int:
@@ -158,8 +161,7 @@ class Exchange:
         return all(int(nodes.sum()) <= room for nodes, room in rooms)
 
     def _exchanged(self, macro: PartitionBatch) -> tuple[list[Tensor], list[Tensor]]:
-        """Nodes whose rows are read, and worth keeping: bool ``[n]`` per layer; known of the macro-batch that was asked
-        for last."""
+        """As ``exchanged_rows``; known of the macro-batch that was asked for last."""
         asked, found = self._last_exchanged
         if asked() is not macro:
             found = exchanged_rows(macro, self.store.has_row, len(self.store.tables))
@@ -169,12 +171,15 @@ class Exchange:
     def prepare(self, macro, slots: Tensor, half: int) -> Rows:
         """What a macro-batch reads and keeps, from the slots of its local nodes; from any thread."""
         if not isinstance(macro, PartitionBatch):
-            ids, none = ([each[:0]] * len(self.store.tables) for each in (macro.ids, slots))
-            return Rows(half, slots[:0], ids, none, ids, none)
+            layers = len(self.store.tables)
+            nobody = Marked(slots[:0], [slots[:0].to(torch.bool)] * layers)
+            return Rows(half, nobody, nobody, [macro.ids[:0]] * layers, [macro.ids[:0]] * layers)
         reads, keeps = self._exchanged(macro)
+        ids, own = macro.halo_ids, macro.ids[macro.inner]
+        some = functools.reduce(torch.logical_or, keeps)
         return Rows(
-            half, slots[macro.halo], [macro.ids[nodes] for nodes in reads], [slots[nodes] for nodes in reads],
-            [macro.ids[nodes] for nodes in keeps], [slots[nodes] for nodes in keeps], macro.number, macro.sees,
+            half, Marked(slots[macro.halo], reads), Marked(slots[macro.inner][some], [each[some] for each in keeps]),
+            [ids[each] for each in reads], [own[each] for each in keeps], macro.number, macro.sees,
         )  # fmt: skip
 
     def load(self, rows: Rows, stopped: Callable[[], bool] | None = None) -> int:
@@ -189,8 +194,8 @@ class Exchange:
             with self._lock:
                 slices = [self.store.pull(layer, ids, rows.number) for layer, ids in enumerate(rows.pull_ids)]
         rows.pulled = [given.counts for given in slices]
-        self.device.load(rows.half, rows.halo_slots, rows.pull_slots, rows.push_slots, slices)
-        return rows.slot_nbytes + sum(given.nbytes for given in slices)
+        self.device.load(rows.half, rows.pulls, rows.pushes, slices)
+        return rows.pulls.nbytes + rows.pushes.nbytes + sum(given.nbytes for given in slices)
 
     def _write_for(self, rows: Rows, stopped: Callable[[], bool]) -> None:
         """What a macro-batch sees is in the tables, and no more; all pieces of one that was cut see the same."""

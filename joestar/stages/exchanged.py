@@ -8,21 +8,42 @@ from torch import Tensor
 
 
 @dataclass(eq=False)
-class Rows:
-    """Of a macro-batch on its way: which slots read and keep rows, ids of whose nodes, per layer.
+class Marked:
+    """Nodes of a macro-batch in the device's arena, and which of them have a row of each hidden layer.
 
     Attributes:
-        half: of the tables that it takes. halo_slots: of its halo nodes, with a row of a layer or without.
+        slots: int32 ``[n]``, on the CPU. layers: bool ``[n]`` per layer.
+    """
+
+    slots: Tensor
+    layers: list[Tensor]
+
+    def of(self, layer: int) -> Tensor:
+        """Slots of those with a row of a layer, in the order of these rows."""
+        return self.slots[self.layers[layer]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, as they are moved."""
+        return self.slots.nbytes + sum(flags.nbytes for flags in self.layers)
+
+
+@dataclass(eq=False)
+class Rows:
+    """Of a macro-batch on its way: which slots read and keep rows, ids of whose nodes.
+
+    Attributes:
+        half: of the tables that it takes. pulls: of halo nodes, which read; pushes: of others, which are kept.
+        pull_ids, push_ids: global ids of those with a row, per layer.
         number: of the macro-batch in the run; sees: pushes of macro-batches up to this one. ``None`` without history.
         pulled: per layer (missing, too old, sum of ages, largest age), once loaded.
     """
 
     half: int
-    halo_slots: Tensor
+    pulls: Marked
+    pushes: Marked
     pull_ids: list[Tensor]
-    pull_slots: list[Tensor]
     push_ids: list[Tensor]
-    push_slots: list[Tensor]
     number: int | None = None
     sees: int = -1
     pulled: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -31,11 +52,6 @@ class Rows:
     def push_counts(self) -> list[int]:
         """Rows that may be kept, per layer."""
         return [ids.numel() for ids in self.push_ids]
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Bytes of the slots, as they are moved."""
-        return self.halo_slots.nbytes + sum(slots.nbytes for slots in (*self.pull_slots, *self.push_slots))
 
 
 @dataclass

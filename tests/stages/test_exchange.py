@@ -13,6 +13,7 @@ from joestar.graph_api.history import HistoryTables, LayerHistory
 from joestar.sampling import NeighborSampler
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchange import Exchange, seen_by
+from joestar.stages.exchanged import Marked
 from joestar.stages.history import HistoryStore, Pushed, Slice
 from joestar.stages.partitions import PartitionBatch
 
@@ -29,9 +30,10 @@ def test_slices_take_turns_and_steps_that_did_not_happen_leave_nothing():
             for w in WIDTHS
         ]
         halo = torch.tensor([10 + half, 20 + half, 40]).int()
-        pulled, pushed = [halo[:2], halo[:2]], [torch.tensor([30, 31, 32]).int()] * 2
+        pulled = Marked(halo, [torch.tensor([True, True, False])] * 2)
+        pushed = Marked(torch.tensor([30, 31, 32]).int(), [torch.ones(3, dtype=torch.bool)] * 2)
         before = [place.clone() for place in device.tables.places]
-        device.load(half, halo, pulled, pushed, slices)
+        device.load(half, pulled, pushed, slices)
         assert all(map(torch.equal, before, device.tables.places)), "nothing is shown yet"
         device.show()
         place = device.tables.places[0]
@@ -56,13 +58,14 @@ def test_layers_have_room_and_rows_of_their_own():
     device = DeviceHistory(50, WIDTHS, [4, 2], [5, 1], torch.float32, "cpu")
     shapes = [[tuple(table.shape) for table in tables] for tables in (device.tables.pulled, device.pushed)]
     assert shapes == [[(10, 3), (6, 2)], [(11, 3), (3, 2)]]
-    halo, pushed = torch.tensor([3, 4, 5]).int(), [torch.tensor([7, 8]).int(), torch.tensor([8]).int()]
+    pulled = Marked(torch.tensor([3, 4, 5]).int(), [torch.tensor([True] * 3), torch.tensor([False, True, False])])
+    pushed = Marked(torch.tensor([7, 8]).int(), [torch.tensor([True, True]), torch.tensor([False, True])])
     for half in (0, 1):
         slices = [
             Slice(torch.full((n, w), 1.0 + half), torch.ones(n, dtype=torch.bool), torch.zeros(n), (0, 0, 0, 0))
             for n, w in zip((3, 1), WIDTHS, strict=True)
         ]
-        device.load(half, halo, [halo, halo[1:2]], pushed, slices)
+        device.load(half, pulled, pushed, slices)
         device.show()
         first, second = device.tables.places
         at = 2 + 4 * half
@@ -133,7 +136,7 @@ def test_what_a_macro_batch_sees_does_not_depend_on_when_things_happen(seed):
 def _push(exchange, rows, pushes, values, number):
     outputs = []
     for layer, width in enumerate(WIDTHS):
-        place, slots = exchange.device.tables.places[layer], rows.push_slots[layer]
+        place, slots = exchange.device.tables.places[layer], rows.pushes.of(layer)
         chosen = slots[torch.rand(len(slots), generator=values) < 0.7]
         row = torch.randn(len(chosen), width, generator=values)
         outputs += [-place[chosen.long()], row]
@@ -146,7 +149,7 @@ def _push(exchange, rows, pushes, values, number):
 def _check(exchange, rows, pushes, macro):
     tables = exchange.device.tables
     for layer in range(len(WIDTHS)):
-        place, pull_slots, pull_ids = tables.places[layer].long(), rows.pull_slots[layer], rows.pull_ids[layer]
+        place, pull_slots, pull_ids = tables.places[layer].long(), rows.pulls.of(layer), rows.pull_ids[layer]
         assert pull_ids.tolist() == [node for node in macro.halo_ids.tolist() if node in SOME[layer]]
         without = macro.halo & ~torch.isin(macro.ids, SOME[layer])
         assert (place[pull_slots.long()] > 1).all() and (place[:20][without] == 1).all() and without.any()

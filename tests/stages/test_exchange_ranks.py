@@ -135,7 +135,7 @@ def work(job, store, ranks, seed, results):
         tables = exchange.device.tables
         for layer in range(len(WIDTHS)):
             place = tables.places[layer].long()
-            for slot, node in zip(rows.pull_slots[layer].tolist(), rows.pull_ids[layer].tolist(), strict=True):
+            for slot, node in zip(rows.pulls.of(layer).tolist(), rows.pull_ids[layer].tolist(), strict=True):
                 usable = bool(tables.usable[layer][place[slot]])
                 value = tables.pulled[layer][place[slot]].clone() if usable else None
                 results[macro.number, rank, layer, node] = value
@@ -145,7 +145,7 @@ def work(job, store, ranks, seed, results):
         for layer in range(len(WIDTHS)):
             values = [value_of(number, layer, node, times) for node in rows.push_ids[layer].tolist()]
             values = torch.stack(values) if values else torch.zeros(0, WIDTHS[layer])
-            outputs += [-exchange.device.tables.places[layer][rows.push_slots[layer].long()], values]
+            outputs += [-exchange.device.tables.places[layer][rows.pushes.of(layer).long()], values]
         exchange.device.push(outputs, torch.tensor(True))
 
     for epoch in range(EPOCHS):
@@ -367,7 +367,7 @@ def test_rows_of_a_state_that_one_rank_has_taken_over_are_older_than_what_anothe
                     each
                     for layer, width in enumerate(WIDTHS)
                     for each in (
-                        -exchange.device.tables.places[layer][rows.push_slots[layer].long()],
+                        -exchange.device.tables.places[layer][rows.pushes.of(layer).long()],
                         torch.full((1, width), 2.0),
                     )
                 ]
