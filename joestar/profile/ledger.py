@@ -120,7 +120,8 @@ class HistoryRecord:
         layer, width: which one, from 0, and its columns. rows, pushed: of the table (of several hosts, this one's); of
             these, those with a value.
         pulled: rows of halo nodes that macro-batches brought; missing: of these, never pushed; too_old: over the bound.
-        mean_age, max_age: macro-batches since the push, of the ones that were used; halo: their share of all nodes.
+        mean_age, max_age: macro-batches since the push, of the ones that were used.
+        halo: nodes whose rows were brought, as a share of all nodes of the macro-batches.
     """
 
     layer: int

@@ -180,13 +180,13 @@ class PartitionPlanner:
         device, stage, ranks = self.planner.device, self.stage.stage, self.planner.ranks
         others = None if ranks is None else HistoryRanks(ranks.group)
         given = {"dtype": stage.dtype, "max_age": stage.max_age, "pinned": device.type == "cuda"}
-        nodes, tables = (self.planner.graph.num_nodes, self.widths, self.nodes), {}
+        of, tables = (self.planner.graph.num_nodes, self.widths), {}
         if others is not None:
             tables = {"empty": others.empty, "shared": True}
         if others is None or others.swap is None:
-            store = HistoryStore(*nodes, **given, **tables)
+            store = HistoryStore(*of, self._rows, **given, **tables)
         else:
-            store = HostHistory(*nodes, self._hosts(len(others.ranks_of)), others, **given, **tables)
+            store = HostHistory(*of, self.nodes, self._hosts(len(others.ranks_of)), others, **given, **tables)
         on_device = DeviceHistory(slots, self.widths, found.pulls, found.pushes, stage.dtype, device)
         return Exchange(store, on_device, others)
 

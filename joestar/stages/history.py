@@ -98,8 +98,8 @@ class HistoryStore:
     Args:
         num_nodes: of the graph.
         widths: numbers per row of every hidden layer, the first behind the input first.
-        nodes: ids of the nodes that get a row, in every layer or per layer (see ``stages.history_rows``); ``None``:
-            all.
+        nodes: ids of the nodes that get a row, in every layer or per layer (see ``stages.history_rows``), or where
+            these are; ``None``: all.
         dtype: of the tables: float32 or bfloat16.
         max_age: rows pushed more macro-batches ago than this are not used; ``None``: no bound.
         empty: makes tables and stamps of a shape and dtype: on the CPU; ``None``: ordinary memory, in huge pages.
@@ -114,7 +114,7 @@ class HistoryStore:
         self,
         num_nodes: int,
         widths: Sequence[int],
-        nodes: Tensor | Sequence[Tensor] | None = None,
+        nodes: Tensor | Sequence[Tensor] | HistoryRows | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         max_age: int | None = None,
@@ -128,7 +128,7 @@ class HistoryStore:
             raise ConfigError(f"history: expected a positive width for every hidden layer, got {widths!r}.")
         empty = empty or _in_huge_pages
         self.num_nodes, self.max_age, self.pinned, self.shared = num_nodes, max_age, pinned, shared
-        self._places = HistoryRows(num_nodes, len(widths), nodes)
+        self._places = nodes if isinstance(nodes, HistoryRows) else HistoryRows(num_nodes, len(widths), nodes)
         self.num_rows = self._places.counts
         rows = [max(1, count) for count in self.num_rows]  # one that nothing points to, to look rows up in
         self.tables = [empty((n, width), dtype=dtype).zero_() for n, width in zip(rows, widths, strict=True)]
