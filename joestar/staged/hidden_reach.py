@@ -60,8 +60,8 @@ class HiddenReach:
 
 
 def takes_one_hop(graph: Graph, sampler, seeds: Tensor, batch: int, seed: int) -> bool:
-    """Whether the rows that a block aggregates are those of its destinations and of their in-neighbours, as they are
-    known to be of a ``NeighborSampler`` and found to be in some batches of others; those of the last one, the seeds.
+    """Whether a block's rows are those of its destinations and of their in-neighbours, by edges of the graph, as they
+    are known to be of a ``NeighborSampler`` and found to be in some batches of others; those of the last, the seeds.
 
     Then hidden rows that are read lie one hop from the seeds, two in the layer before, and so on. The blocks of a
     sampler that walks, or gives every layer the same nodes, have others.
@@ -82,10 +82,20 @@ def takes_one_hop(graph: Graph, sampler, seeds: Tensor, batch: int, seed: int) -
 
 
 def _neighbours_only(graph: Graph, block: Block) -> bool:
-    """Rows without an edge are read by nobody."""
-    read = block.srcs[torch.unique(block.indices.to(torch.int64))]
-    near = [block.dsts, *(sources.to(block.dsts.dtype) for sources, _ in in_edges(graph, block.dsts.unique().long()))]
-    return _within(read, torch.cat(near), graph)
+    """Each edge is one of the graph, or a loop, and each source has an edge or is a destination: statistics over all
+    rows read those, too."""
+    sources = block.srcs[block.indices.to(torch.int64)].to(torch.int64)
+    owners = block.dsts.to(torch.int64).repeat_interleave(block.indptr.diff())
+    if not _within(block.srcs, torch.cat([sources, block.dsts.to(torch.int64)]), graph):
+        return False
+    apart = sources != owners
+    pairs = torch.unique(owners[apart] * graph.num_nodes + sources[apart])
+    found = torch.zeros_like(pairs, dtype=torch.bool)
+    for near, nodes in in_edges(graph, torch.unique(owners[apart])):
+        there = nodes * graph.num_nodes + near
+        at = torch.searchsorted(pairs, there).clamp_(max=max(0, pairs.numel() - 1))
+        found[at[pairs[at] == there]] = True
+    return bool(found.all())
 
 
 def _within(some: Tensor, others: Tensor, graph: Graph) -> bool:

@@ -56,6 +56,9 @@ class PartitionPlanner:
     def __init__(self, planner: Planner, stage: PreparedPartitions, widths: list[int]):
         self.planner, self.stage, self.widths = planner, stage, widths
         one_hop = takes_one_hop(planner.graph, planner.sampler, planner.every, planner.batch, planner.seed)
+        if planner.ranks is not None:  # tables are those of all
+            met = planner.ranks.group.exchange("how far samplers reach", {"one hop": int(one_hop)})
+            one_hop = all(each["one hop"] for each in met)
         self.reach = HiddenReach(stage, len(widths), one_hop)
         self.nodes = self.reach.nodes(planner.every)
         self._rows = HistoryRows(planner.graph.num_nodes, len(widths), self.nodes)

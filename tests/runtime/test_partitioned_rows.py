@@ -137,3 +137,12 @@ def test_which_samplers_take_one_hop(name):
     graph = drawn_graph()
     graph.edata["w"] = torch.rand(graph.num_edges)
     assert takes_one_hop(graph, make(graph), torch.randperm(NODES), 7, 0) is expected
+
+
+def test_a_walk_whose_ends_are_neighbours_of_other_seeds_is_none():
+    """Where nearly every node is the neighbour of some seed, only edges tell."""
+    generator = torch.Generator().manual_seed(0)
+    graph = joestar.Graph.from_edge_index(torch.randint(0, NODES, (2, 30 * NODES), generator=generator), NODES)
+    every = torch.randperm(NODES, generator=generator)
+    assert takes_one_hop(graph, Given(graph, hops), every, NODES, 0)
+    assert not takes_one_hop(graph, Given(graph, walked), every, NODES, 0)
