@@ -117,14 +117,19 @@ class PartitionPlanner:
             found.ranks = ranks.spread(found)
         found.hot_ids, found.batch = look.hottest(found.hot), planner.batch
         found.alone, found.rough = planner.nodes_of_a_batch(), planner.device.type == "cpu"
-        once = planner.copied() | {"historical embeddings": self._history_bytes()}
-        return PartitionPlan(settle_host(found, once, planner.under_way(found), ranks), pulls, pushes)
+        hosts = 1 if ranks is None else ranks.hosts
+        once = planner.copied() | {"historical embeddings": self._history_bytes(hosts)}
+        each = planner.under_way(found) | {"where hidden rows are": self._places_bytes(hosts)}
+        return PartitionPlan(settle_host(found, once, each, ranks), pulls, pushes)
 
-    def _history_bytes(self) -> int:
-        """Of the tables on this host."""
-        hosts = 1 if self.planner.ranks is None else self.planner.ranks.hosts
+    def _history_bytes(self, hosts: int) -> int:
+        """Of the tables on this host, one of so many."""
         rows = [-(-nodes.numel() // hosts) for nodes in self.nodes]
-        return HistoryStore.nbytes_of(rows, self.planner.graph.num_nodes, self.widths, self.stage.stage.dtype)
+        return HistoryStore.nbytes_of(rows, 0, self.widths, self.stage.stage.dtype)
+
+    def _places_bytes(self, hosts: int) -> int:
+        """Of what says where rows are, which every process has; over hosts, also which of them has a row."""
+        return self._rows.nbytes + (0 if hosts == 1 else HostHistory.places_nbytes(self._rows))
 
     def _some(self) -> list[PartitionBatch]:
         """Macro-batches of an epoch that is never trained, of this rank: all of them, or the first ``SMALL``."""

@@ -87,6 +87,11 @@ class HostHistory(HistoryStore):
         self._expected: dict[int, Tensor] = {}
         self._fetched: Fetched | None = None
 
+    @staticmethod
+    def places_nbytes(rows: HistoryRows) -> int:
+        """Bytes of what says which host has a row."""
+        return 2 * rows.num_nodes * len(rows.counts)
+
     def has_row(self, layer: int, ids: Tensor) -> Tensor:
         """bool ``[m]``: which nodes have a row in a layer's table, on any host."""
         return self._host_of(layer, ids) >= 0
