@@ -1,13 +1,12 @@
 """What hidden rows of a macro-batch over partitions take of the host, measured before anything is made for good."""
 
-import functools
 import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from joestar.stages.exchange import exchanged_rows
+from joestar.stages.exchange import exchanged_rows, rows_of
 from joestar.stages.history import HistoryStore
 from joestar.stages.history_rows import HistoryRows
 from joestar.stages.partitions import PartitionBatch
@@ -68,17 +67,13 @@ def seconds_to_prepare(macro: PartitionBatch, rows: HistoryRows, reuse: bool) ->
     Args:
         rows: which nodes have a hidden row. reuse: whether slots keep their rows.
     """
-    num_nodes = rows.num_nodes
-    slots = Slots(macro.ids[:0], 2 * macro.num_nodes + 1, num_nodes, reuse)
+    slots = Slots(macro.ids[:0], 2 * macro.num_nodes + 1, rows.num_nodes, reuse)
     start = time.perf_counter()
     taken = slots.take(macro.ids, lambda size, dtype: torch.empty(size, dtype=dtype, device="cpu"))
-    for mask, layers in zip(
-        (macro.halo, macro.inner), exchanged_rows(macro, rows.has_row, len(rows.counts)), strict=True
-    ):
-        ids, some = macro.ids[mask], functools.reduce(torch.logical_or, layers)
-        for flags in layers:
-            _ = int(flags.sum()), ids[flags], flags[some]
-        _ = taken.slots[mask][some]
+    reads, keeps = exchanged_rows(macro, rows.has_row, len(rows.counts))
+    for flags in (*reads, *keeps):
+        flags.sum()
+    rows_of(macro, taken.slots, 0, reads, keeps)
     for given in (macro.indptr, macro.indices, macro.seeds):
         given.clone()
     return time.perf_counter() - start

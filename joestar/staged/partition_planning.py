@@ -174,12 +174,12 @@ class PartitionPlanner:
 
     def _exchanged(self, macros: list[PartitionBatch]) -> tuple[list[list[int]], list[list[int]]]:
         """Rows that every macro-batch reads, and that it keeps, per layer."""
-        found: tuple = tuple([[] for _ in self.widths] for _ in range(2))
+        layers = range(len(self.widths))
+        sizes = []
         for macro in macros:
-            for layers, masks in zip(found, exchanged_rows(macro, self._rows.has_row, len(self.widths)), strict=True):
-                for sizes, mask in zip(layers, masks, strict=True):
-                    sizes.append(int(mask.sum()))
-        return found
+            found = exchanged_rows(macro, self._rows.has_row, len(self.widths))
+            sizes.append([[int(flags.sum()) for flags in each] for each in found])
+        return tuple([[size[which][layer] for size in sizes] for layer in layers] for which in (0, 1))
 
     # --- making ---
 

@@ -46,6 +46,16 @@ def exchanged_rows(
     return reads, keeps
 
 
+def rows_of(macro: PartitionBatch, slots: Tensor, half: int, reads: list[Tensor], keeps: list[Tensor]) -> Rows:
+    """What a macro-batch reads and keeps, from the slots of its local nodes and what ``exchanged_rows`` found."""
+    ids, own = macro.halo_ids, macro.ids[macro.inner]
+    some = functools.reduce(torch.logical_or, keeps)
+    return Rows(
+        half, Marked(slots[macro.halo], reads), Marked(slots[macro.inner][some], [each[some] for each in keeps]),
+        [ids[each] for each in reads], [own[each] for each in keeps], macro.number, macro.sees,
+    )  # fmt: skip
+
+
 def seen_by(base: int, index: int) -> int:
     """Up to which number pushes count for macro-batch ``index`` of an epoch whose first one has the number ``base``."""
     return base + index - (1 if index == 0 else 2)
@@ -174,13 +184,7 @@ class Exchange:
             layers = len(self.store.tables)
             nobody = Marked(slots[:0], [slots[:0].to(torch.bool)] * layers)
             return Rows(half, nobody, nobody, [macro.ids[:0]] * layers, [macro.ids[:0]] * layers)
-        reads, keeps = self._exchanged(macro)
-        ids, own = macro.halo_ids, macro.ids[macro.inner]
-        some = functools.reduce(torch.logical_or, keeps)
-        return Rows(
-            half, Marked(slots[macro.halo], reads), Marked(slots[macro.inner][some], [each[some] for each in keeps]),
-            [ids[each] for each in reads], [own[each] for each in keeps], macro.number, macro.sees,
-        )  # fmt: skip
+        return rows_of(macro, slots, half, *self._exchanged(macro))
 
     def load(self, rows: Rows, stopped: Callable[[], bool] | None = None) -> int:
         """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes.

@@ -18,10 +18,6 @@ class Marked:
     slots: Tensor
     layers: list[Tensor]
 
-    def of(self, layer: int) -> Tensor:
-        """Slots of those with a row of a layer, in the order of these rows."""
-        return self.slots[self.layers[layer]]
-
     @property
     def nbytes(self) -> int:
         """Bytes, as they are moved."""

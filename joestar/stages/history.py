@@ -17,8 +17,6 @@ from joestar.whole_numbers import plain
 NEVER = -1
 """Stamp of a row that was never pushed."""
 DTYPES = (torch.float32, torch.bfloat16)
-FOUND = 4
-"""Ids whose rows are kept, per layer: pushes are looked at before they are written."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,8 @@ class HistoryStore:
         self.tables = [empty((n, width), dtype=dtype).zero_() for n, width in zip(rows, widths, strict=True)]
         self.stamps = [empty((n,), dtype=torch.int32).fill_(NEVER) for n in rows]
         self._met = _in_huge_pages((max(rows),), dtype=torch.int32)
-        self._found: list[tuple] = [() for _ in widths]
+        self._found: list[tuple | None] = [None] * len(widths)
+        """Of the ids that were asked for last, per layer: a pull asks twice."""
         self.reset_counts()
 
     @staticmethod
@@ -217,7 +216,7 @@ class HistoryStore:
 
     def has_row(self, layer: int, ids: Tensor) -> Tensor:
         """bool ``[m]``: which nodes have a row in a layer's table."""
-        return self._rows(layer, ids)[1]
+        return self._places.has_row(layer, ids)
 
     def peek(self, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of rows and stamps as they are, for ``put_back``."""
@@ -319,14 +318,13 @@ class HistoryStore:
         """(rows ``[m]``, 0 where there is none; bool ``[m]``: whether there is one)."""
         if not 0 <= layer < len(self.tables):
             raise ConfigError(f"history: expected a layer from 0 to {len(self.tables) - 1}, got {layer}.")
-        for asked, version, *found in self._found[layer]:
-            if asked is ids and version == ids._version:
-                return tuple(found)
+        last = self._found[layer]  # once: another thread may look others up
+        if last is not None and last[0] is ids and last[1] == ids._version:
+            return last[2:]
         if ids.dim() != 1 or (ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_nodes)):
             raise ConfigError(f"history: expected node ids [m] below {self.num_nodes:,}; got others.")
         rows, known = self._places.find(layer, ids)
-        found = (ids, ids._version, rows, known), *self._found[layer][: FOUND - 1]
-        self._found[layer] = found  # at once: others may look it up
+        self._found[layer] = ids, ids._version, rows, known
         return rows, known
 
     def _check_once(self, rows: Tensor, ids: Tensor, stored: Tensor) -> None:

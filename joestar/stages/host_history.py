@@ -111,7 +111,7 @@ class HostHistory(HistoryStore):
         hosts, found = self.hosts, []
         given: list[list[Tensor]] = [[] for _ in range(hosts.world)]
         for entry in entries:
-            at = [self._host_of(layer, given[0]) for layer, given in enumerate(entry.layers)]
+            at = [self._host_of(layer, ids) for layer, (ids, *_) in enumerate(entry.layers)]
             for host in range(len(hosts.ranks_of)):
                 which = [torch.nonzero(each == host).flatten() for each in at]
                 if not any(each.numel() for each in which):

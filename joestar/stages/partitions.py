@@ -180,12 +180,12 @@ class PreparedPartitions:
         self.train_of_part = self._train[0].diff()
         self._pinned = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
         self._pinned[hubs.to(torch.int64)] = True
-        self._trains = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
-        self._trains[train.to(torch.int64)] = True
 
     def trains(self, ids: Tensor) -> Tensor:
         """bool ``[m]``: which nodes are training nodes."""
-        return self._trains[ids.to(torch.int64)]
+        marked = torch.zeros(self.graph.num_nodes, dtype=torch.bool, device="cpu")
+        marked[self._train[1].to(torch.int64)] = True
+        return marked[ids.to(torch.int64)]
 
     def groups(self, seed: int, epoch: int) -> list[Tensor]:
         """The parts of every macro-batch of an epoch, each ascending; groups without training nodes are left out."""

@@ -23,7 +23,8 @@ class Drawn:
         self.graph = joestar.Graph.from_edge_index(edges[:, edges[1] > 3], nodes)
         self.graph.ndata["x"] = torch.randn(nodes, 6, dtype=torch.float64)
         self.graph.ndata["y"] = torch.randint(0, 4, (nodes,))
-        self.graph.train_idx = torch.randint(0, nodes, (rng.randint(20, 50),))
+        few = rng.random() < 0.5  # then layers have rows of few nodes
+        self.graph.train_idx = torch.randint(0, nodes, (rng.randint(2, 8) if few else rng.randint(20, 50),))
         self.parts = joestar.partition(self.graph, rng.randint(2, 7), passes=1, seed=number)
         self.group, self.batch = rng.randint(1, self.parts.parts - 1), rng.randint(3, 9)
         self.layers = rng.randint(2, 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import joestar
-from joestar.errors import ConfigError
+from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Block
 from joestar.staged import partition_planning
 from joestar.staged.hidden_reach import takes_one_hop
@@ -74,6 +74,19 @@ def test_seeds_whose_neighbours_have_no_row_are_refused(graph, parts):
     assert step.state_dict()["epochs"] == taken
     alone = torch.arange(NODES - 5, NODES)  # without in-edges
     assert len(list(step.epoch(alone, 2))) > 0
+
+
+def test_a_state_of_another_training_set_is_refused(graph, parts):
+    """Of as many nodes, from an epoch that is over; nothing is taken over."""
+    step = compiled(graph, stage_of(parts))
+    list(step.epoch(graph.train_idx, 5))
+    other = drawn_graph()
+    other.train_idx = torch.tensor([3, 12, 31, 48, 81])
+    there = compiled(other, stage_of(parts))
+    before = [table.clone() for table in there.exchange.store.tables]
+    with pytest.raises(CheckpointError, match="training set"):
+        there.load_state_dict(step.state_dict())
+    assert all(map(torch.equal, before, there.exchange.store.tables))
 
 
 class Given:

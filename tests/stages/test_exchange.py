@@ -78,6 +78,11 @@ def test_layers_have_room_and_rows_of_their_own():
         device.forget(half, [2, 1])
 
 
+def slots_of(nodes, layer):
+    """Of those with a row of a layer."""
+    return nodes.slots[nodes.layers[layer]]
+
+
 def macro_of(number, sees, draw):
     nodes = torch.tensor(draw.sample(range(NODES), 20))
     halo, inner = torch.zeros(20, dtype=torch.bool), torch.zeros(20, dtype=torch.bool)
@@ -136,7 +141,7 @@ def test_what_a_macro_batch_sees_does_not_depend_on_when_things_happen(seed):
 def _push(exchange, rows, pushes, values, number):
     outputs = []
     for layer, width in enumerate(WIDTHS):
-        place, slots = exchange.device.tables.places[layer], rows.pushes.of(layer)
+        place, slots = exchange.device.tables.places[layer], slots_of(rows.pushes, layer)
         chosen = slots[torch.rand(len(slots), generator=values) < 0.7]
         row = torch.randn(len(chosen), width, generator=values)
         outputs += [-place[chosen.long()], row]
@@ -149,7 +154,7 @@ def _push(exchange, rows, pushes, values, number):
 def _check(exchange, rows, pushes, macro):
     tables = exchange.device.tables
     for layer in range(len(WIDTHS)):
-        place, pull_slots, pull_ids = tables.places[layer].long(), rows.pulls.of(layer), rows.pull_ids[layer]
+        place, pull_slots, pull_ids = tables.places[layer].long(), slots_of(rows.pulls, layer), rows.pull_ids[layer]
         assert pull_ids.tolist() == [node for node in macro.halo_ids.tolist() if node in SOME[layer]]
         without = macro.halo & ~torch.isin(macro.ids, SOME[layer])
         assert (place[pull_slots.long()] > 1).all() and (place[:20][without] == 1).all() and without.any()

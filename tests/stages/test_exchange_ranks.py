@@ -19,6 +19,11 @@ from joestar.stages.partitions import PartitionBatch
 NODES, WIDTHS, ROOM, EPOCHS, ROUNDS = 36, (3, 2), (40, 40), 3, 4
 
 
+def slots_of(nodes, layer):
+    """Of those with a row of a layer."""
+    return nodes.slots[nodes.layers[layer]]
+
+
 class Job:
     """Threads that meet by name."""
 
@@ -135,7 +140,7 @@ def work(job, store, ranks, seed, results):
         tables = exchange.device.tables
         for layer in range(len(WIDTHS)):
             place = tables.places[layer].long()
-            for slot, node in zip(rows.pulls.of(layer).tolist(), rows.pull_ids[layer].tolist(), strict=True):
+            for slot, node in zip(slots_of(rows.pulls, layer).tolist(), rows.pull_ids[layer].tolist(), strict=True):
                 usable = bool(tables.usable[layer][place[slot]])
                 value = tables.pulled[layer][place[slot]].clone() if usable else None
                 results[macro.number, rank, layer, node] = value
@@ -145,7 +150,7 @@ def work(job, store, ranks, seed, results):
         for layer in range(len(WIDTHS)):
             values = [value_of(number, layer, node, times) for node in rows.push_ids[layer].tolist()]
             values = torch.stack(values) if values else torch.zeros(0, WIDTHS[layer])
-            outputs += [-exchange.device.tables.places[layer][rows.pushes.of(layer).long()], values]
+            outputs += [-exchange.device.tables.places[layer][slots_of(rows.pushes, layer).long()], values]
         exchange.device.push(outputs, torch.tensor(True))
 
     for epoch in range(EPOCHS):
@@ -367,7 +372,7 @@ def test_rows_of_a_state_that_one_rank_has_taken_over_are_older_than_what_anothe
                     each
                     for layer, width in enumerate(WIDTHS)
                     for each in (
-                        -exchange.device.tables.places[layer][rows.pushes.of(layer).long()],
+                        -exchange.device.tables.places[layer][slots_of(rows.pushes, layer).long()],
                         torch.full((1, width), 2.0),
                     )
                 ]
