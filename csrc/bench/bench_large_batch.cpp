@@ -1,5 +1,6 @@
-// The large-batch first stage on a planted graph with skewed degrees: straight to the union, and hop by hop.
-// Usage: bench_large_batch [--nodes n] [--degree n] [--seeds n] [--threads n] [--only part] [--seconds s].
+// The first stages on a planted graph with skewed degrees: large batches, straight to the union and hop by hop, and as
+// many seeds of one of `groups` random groups of parts, picked ahead.
+// Usage: bench_large_batch [--nodes n] [--degree n] [--seeds n] [--groups n] [--threads n] [--only part] [--seconds s].
 // Edges are those that the hops pick, before the union: what a step-by-step sampler would draw.
 
 #include <cmath>
@@ -8,6 +9,7 @@
 #include "harness.hpp"
 #include "joestar/compact.hpp"
 #include "joestar/large_batch.hpp"
+#include "joestar/part_batch.hpp"
 #include "joestar/union_hops.hpp"
 
 using namespace joestar;
@@ -18,7 +20,7 @@ namespace {
 constexpr std::int64_t kFanouts[] = {15, 10, 5};
 
 struct Setting {
-  std::int64_t nodes = 5'000'000, degree = 29, seeds = 20'000;
+  std::int64_t nodes = 5'000'000, degree = 29, seeds = 20'000, groups = 12;
 };
 
 struct Graph {
@@ -115,6 +117,30 @@ MacroParts<Id> hop_by_hop(const Graph& graph, const std::vector<Id>& seeds, cons
   return union_hops(UnionTask<Id>{graph.csc(), seeds, blocks});
 }
 
+// One of 12 groups of 1,024 parts, which any node may be in.
+struct Group {
+  static constexpr std::int64_t kParts = 1024;
+  std::vector<std::int32_t> part_of, chosen;
+  std::vector<Id> seeds;
+
+  explicit Group(const Setting& setting) : chosen(kParts) {
+    for (std::int64_t p = 0; p < kParts; ++p) chosen[static_cast<std::size_t>(p)] = p % setting.groups == 0 ? 1 : 0;
+    for (std::uint64_t v = 0; v < static_cast<std::uint64_t>(setting.nodes); ++v) {
+      part_of.push_back(static_cast<std::int32_t>(scrambled(v ^ 77) % kParts));
+    }
+    for (std::uint64_t i = 0; static_cast<std::int64_t>(seeds.size()) < setting.seeds; ++i) {
+      const auto node = scrambled(i) % static_cast<std::uint64_t>(setting.nodes);
+      if (chosen[static_cast<std::size_t>(part_of[node])] != 0) seeds.push_back(static_cast<Id>(node));
+    }
+  }
+
+  PartNodes nodes() const { return part_nodes<Id>(part_of, chosen, {}); }
+
+  MacroParts<Id> batch(const Graph& graph, const PartNodes& nodes, const std::vector<LargeHop>& hops) const {
+    return part_batch<Id>({graph.csc(), nodes, -1, {}, hops}, seeds);
+  }
+};
+
 bench::Options parse(int argc, char** argv, Setting& setting) {
   bench::Options options;
   for (int i = 1; i + 1 < argc; i += 2) {
@@ -122,6 +148,7 @@ bench::Options parse(int argc, char** argv, Setting& setting) {
     if (flag == "--nodes") setting.nodes = std::stoll(value);
     if (flag == "--degree") setting.degree = std::stoll(value);
     if (flag == "--seeds") setting.seeds = std::stoll(value);
+    if (flag == "--groups") setting.groups = std::stoll(value);
     if (flag == "--threads") set_num_threads(std::stoi(value));
     if (flag == "--only") options.only = value;
     if (flag == "--seconds") options.seconds = std::stod(value);
@@ -160,5 +187,20 @@ int main(int argc, char** argv) {
   cases.push_back({"large batch: both", picked, bytes, [&] { output.take(straight()); }});
   cases.push_back({"hop by hop: blocks", picked, bytes, [&] { all_hops(graph, seeds, key); }});
   cases.push_back({"hop by hop: both", picked, bytes, [&] { output.take(hop_by_hop(graph, seeds, key)); }});
+  const Group group(setting);
+  const PartNodes nodes = group.nodes();
+  const std::vector<LargeHop> ahead = hops_of(key);
+  const MacroParts<Id> reached = group.batch(graph, nodes, ahead), whole = group.batch(graph, nodes, {});
+  std::printf("parts: %lld rows, %lld nodes, %lld edges reached; %lld rows, %lld nodes, %lld edges in all\n",
+              static_cast<long long>(reached.num_rows()), static_cast<long long>(reached.num_nodes()),
+              static_cast<long long>(reached.num_edges()), static_cast<long long>(whole.num_rows()),
+              static_cast<long long>(whole.num_nodes()), static_cast<long long>(whole.num_edges()));
+  cases.push_back({"parts: nodes", setting.nodes, 4.0 * static_cast<double>(setting.nodes), [&] { group.nodes(); }});
+  cases.push_back({"parts: ahead", reached.num_edges(), bytes, [&] { group.batch(graph, nodes, ahead); }});
+  cases.push_back({"parts: ahead, both", reached.num_edges(), bytes,
+                   [&] { output.take(group.batch(graph, nodes, ahead)); }});
+  cases.push_back({"parts: whole", whole.num_edges(), bytes, [&] { group.batch(graph, nodes, {}); }});
+  cases.push_back({"parts: whole, both", whole.num_edges(), bytes,
+                   [&] { output.take(group.batch(graph, nodes, {})); }});
   return bench::run(cases, options);
 }

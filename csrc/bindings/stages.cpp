@@ -41,6 +41,33 @@ class Parts : public AnyParts {
   std::optional<MacroParts<Id>> parts_;
 };
 
+// MacroParts of some parts, and which of their nodes are members.
+class AnyOfParts : public AnyParts {
+ public:
+  virtual void mark(const Tensor& ids, std::int64_t rows, const Tensor& inner, const Tensor& halo) const = 0;
+};
+
+template <class Id>
+class OfParts : public AnyOfParts {
+ public:
+  OfParts(MacroParts<Id> parts, PartNodes nodes) : parts_(std::move(parts)), nodes_(std::move(nodes)) {}
+  std::int64_t num_rows() const override { return parts_.num_rows(); }
+  std::int64_t num_nodes() const override { return parts_.num_nodes(); }
+  std::int64_t num_edges() const override { return parts_.num_edges(); }
+  void write(const Tensor& given, const Tensor& seeds, const Tensor& ids, const Tensor& indptr, const Tensor& indices,
+             const Tensor& eids) override {
+    parts_.write(given, seeds, ids, indptr, indices, eids);
+  }
+  // After write(), of its ids and number of rows.
+  void mark(const Tensor& ids, std::int64_t rows, const Tensor& inner, const Tensor& halo) const override {
+    mark_nodes(nodes_, ids.span<const Id>(), rows, inner.span<std::uint8_t>(), halo.span<std::uint8_t>());
+  }
+
+ private:
+  Parts<Id> parts_;
+  PartNodes nodes_;
+};
+
 // PickedParts of either id type.
 class AnyPicked {
  public:
@@ -128,24 +155,25 @@ std::unique_ptr<AnyParts> bind_union_hops(const Tensor& indptr, const Tensor& in
   });
 }
 
-std::unique_ptr<AnyParts> bind_part_batch(const Tensor& indptr, const Tensor& indices, const Tensor& part_of,
-                                          const Tensor& chosen, const Tensor& hubs, const Tensor& seeds,
-                                          std::int64_t halo_fanout, std::int64_t halo_site, const Tensor& key,
-                                          const std::vector<std::int64_t>& fanouts,
-                                          const std::vector<std::int64_t>& sites) {
+std::unique_ptr<AnyOfParts> bind_part_batch(const Tensor& indptr, const Tensor& indices, const Tensor& part_of,
+                                            const Tensor& chosen, const Tensor& hubs, const Tensor& seeds,
+                                            std::int64_t halo_fanout, std::int64_t halo_site, const Tensor& key,
+                                            const std::vector<std::int64_t>& fanouts,
+                                            const std::vector<std::int64_t>& sites) {
   if (fanouts.size() > 255 || sites.size() != fanouts.size()) {
     throw std::invalid_argument("fanouts: expected at most 255 of them, and a site for each");
   }
-  return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyParts> {
-    std::vector<PartHop> hops;
+  return with_id(indices, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyOfParts> {
+    std::vector<LargeHop> hops;
     for (std::size_t h = 0; h < fanouts.size(); ++h) {
       hops.push_back({Fanout{fanouts[h], false}, key_state(sample_key(key, sites[h]))});
     }
-    const PartNodes nodes = part_nodes<Id>(part_of.span<const std::int32_t>(), chosen.span<const std::int32_t>(),
-                                           hubs.span<const Id>());
+    PartNodes nodes = part_nodes<Id>(part_of.span<const std::int32_t>(), chosen.span<const std::int32_t>(),
+                                     hubs.span<const Id>());
     const PartTask<Id> task{csc_of<Id>(indptr, indices), nodes, halo_fanout, key_state(sample_key(key, halo_site)),
                             hops};
-    return std::make_unique<Parts<Id>>(part_batch<Id>(task, seeds.span<const Id>()));
+    MacroParts<Id> parts = part_batch<Id>(task, seeds.span<const Id>());
+    return std::make_unique<OfParts<Id>>(std::move(parts), std::move(nodes));
   });
 }
 
@@ -169,6 +197,7 @@ void bind_stages(py::module_& m) {
       .def_property_readonly("num_nodes", &AnyParts::num_nodes)
       .def_property_readonly("num_edges", &AnyParts::num_edges)
       .def("write", &AnyParts::write, ReleaseGil());
+  py::class_<AnyOfParts, AnyParts>(m, "PartsOfGraph").def("mark", &AnyOfParts::mark, ReleaseGil());
   m.def("part_batch", &bind_part_batch, ReleaseGil());
   m.def("large_batch", &bind_large_batch, ReleaseGil());
   py::class_<AnyPicked>(m, "PickedParts")

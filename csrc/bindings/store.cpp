@@ -1,5 +1,8 @@
+#include <pybind11/stl.h>
+
 #include "bindings.hpp"
 #include "joestar/hidden_rows.hpp"
+#include "joestar/marked_rows.hpp"
 #include "joestar/place.hpp"
 #include "joestar/rows.hpp"
 #include "joestar/slots.hpp"
@@ -34,6 +37,52 @@ void bind_gather_cached(const Tensor& table, const Tensor& cache, std::int64_t c
   with_id(ids, [&]<class Id>(Tag<Id>) {
     gather_cached(table_of(table, slot_of.numel, bytes), table_of(cache, cache_rows, bytes),
                   slot_of.span<const std::int32_t>(), ids.span<const Id>(), table_of(out, ids.numel, bytes));
+  });
+}
+
+// MarkedRows of either id type. Tables of layers are needed while it is made alone.
+class AnyMarked {
+ public:
+  virtual ~AnyMarked() = default;
+  virtual std::int64_t count() const = 0;
+  virtual std::vector<std::int64_t> counts() const = 0;
+  virtual void write(const Tensor& values, const Tensor& out) const = 0;
+  virtual void write_layer(std::size_t layer, const Tensor& given, const Tensor& flags, const Tensor& ids,
+                           const Tensor& places) const = 0;
+};
+
+template <class Id>
+class Marked : public AnyMarked {
+ public:
+  explicit Marked(MarkedRows<Id> rows) : rows_(std::move(rows)) {}
+  std::int64_t count() const override { return rows_.count(); }
+  std::vector<std::int64_t> counts() const override { return rows_.counts(); }
+  void write(const Tensor& values, const Tensor& out) const override {
+    rows_.write(values.span<const std::int32_t>(), out.as<std::int32_t>());
+  }
+  void write_layer(std::size_t layer, const Tensor& given, const Tensor& flags, const Tensor& ids,
+                   const Tensor& places) const override {
+    rows_.write_layer(layer, given.span<const Id>(), flags.as<std::uint8_t>(), ids.as<Id>(),
+                      places.as<std::int32_t>());
+  }
+
+ private:
+  MarkedRows<Id> rows_;
+};
+
+Places places_of(const Tensor& table) {
+  if (!table.present()) return {};
+  if (table.dtype == DType::Int16) return {nullptr, table.as<const std::int16_t>(), table.numel};
+  return {table.as<const std::int32_t>(), nullptr, table.numel};
+}
+
+std::unique_ptr<AnyMarked> bind_marked_rows(const Tensor& ids, const Tensor& marks, const std::vector<Tensor>& layers,
+                                            bool placed) {
+  std::vector<Places> places;
+  for (const Tensor& table : layers) places.push_back(places_of(table));
+  return with_id(ids, [&]<class Id>(Tag<Id>) -> std::unique_ptr<AnyMarked> {
+    return std::make_unique<Marked<Id>>(
+        MarkedRows<Id>(ids.span<const Id>(), marks.span<const std::uint8_t>(), places, placed));
   });
 }
 
@@ -112,6 +161,12 @@ void bind_store(py::module_& m) {
   m.def("gather_rows", &bind_gather_rows, ReleaseGil());
   m.def("fill_rows", &bind_fill_rows, ReleaseGil());
   m.def("gather_cached", &bind_gather_cached, ReleaseGil());
+  py::class_<AnyMarked>(m, "MarkedRows")
+      .def_property_readonly("count", &AnyMarked::count)
+      .def_property_readonly("counts", &AnyMarked::counts)
+      .def("write", &AnyMarked::write, ReleaseGil())
+      .def("write_layer", &AnyMarked::write_layer, ReleaseGil());
+  m.def("marked_rows", &bind_marked_rows, ReleaseGil());
   m.def("pull_hidden", &bind_pull_hidden, ReleaseGil());
   m.def("push_hidden", &bind_push_hidden, ReleaseGil());
   m.def("row_twice", &bind_row_twice, ReleaseGil());

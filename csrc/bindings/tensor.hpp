@@ -16,7 +16,7 @@ namespace joestar::bindings {
 
 namespace py = pybind11;
 
-enum class DType : std::uint8_t { None, Int32, Int64, Float32, Float64, BFloat16, Float16, Other };
+enum class DType : std::uint8_t { None, Int16, Int32, Int64, Float32, Float64, BFloat16, Float16, Other };
 
 // A contiguous CPU tensor, or None. Valid while the call that received it runs.
 struct Tensor {
@@ -37,8 +37,9 @@ struct Tensor {
 
 inline DType dtype_from_name(const std::string& name) {
   static const std::pair<const char*, DType> known[] = {
-      {"torch.int32", DType::Int32},     {"torch.int64", DType::Int64},       {"torch.float32", DType::Float32},
-      {"torch.float64", DType::Float64}, {"torch.bfloat16", DType::BFloat16}, {"torch.float16", DType::Float16}};
+      {"torch.int16", DType::Int16},     {"torch.int32", DType::Int32},     {"torch.int64", DType::Int64},
+      {"torch.float32", DType::Float32}, {"torch.float64", DType::Float64}, {"torch.bfloat16", DType::BFloat16},
+      {"torch.float16", DType::Float16}};
   for (const auto& [text, dtype] : known) {
     if (name == text) return dtype;
   }

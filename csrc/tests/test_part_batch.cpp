@@ -58,7 +58,7 @@ struct Written {
 
 template <IdType Id>
 Written<Id> written(const Case<Id>& c, std::vector<std::int64_t> fanouts, std::int64_t halo_fanout) {
-  std::vector<PartHop> hops;
+  std::vector<LargeHop> hops;
   for (std::size_t h = 0; h < fanouts.size(); ++h) {
     hops.push_back({Fanout{fanouts[h], false}, key_state({1, 2, 3, static_cast<std::int64_t>(h)})});
   }
@@ -110,6 +110,39 @@ void what_hops_reach(int hops) {
   for (const Id v : rows) CHECK(edges.at(v) == c.candidates(v));
 }
 
+// Which nodes are members and hubs, for numbers of nodes that do and do not end with a word.
+void members_are_those_of_chosen_parts() {
+  for (const std::int64_t nodes : {1, 31, 63, 64, 65, 400, 4096, 70001}) {
+    std::vector<std::int32_t> part_of, chosen{0, 1, 0, 7, 0};
+    for (std::int64_t v = 0; v < nodes; ++v) part_of.push_back(static_cast<std::int32_t>(v * v % 5));
+    const std::vector<std::int32_t> hubs{0, static_cast<std::int32_t>(nodes - 1)};
+    const PartNodes got = part_nodes<std::int32_t>(part_of, chosen, hubs);
+    for (std::int64_t v = 0; v < nodes; ++v) {
+      const bool member = chosen[static_cast<std::size_t>(part_of[static_cast<std::size_t>(v)])] != 0;
+      CHECK(PartNodes::has(got.members, v) == member);
+      CHECK(PartNodes::has(got.inside, v) == (member || v == 0 || v == nodes - 1));
+    }
+    for (std::int64_t w = nodes / 64 + 1; w < got.members.num_words(); ++w) CHECK(got.members.words()[w] == 0);
+  }
+}
+
+// What is told of nodes with and without a row.
+template <IdType Id>
+void marks_say_who_is_inner_and_who_is_halo() {
+  const Case<Id> c;
+  const PartNodes nodes = part_nodes<Id>(c.part_of, c.chosen, c.hubs);
+  std::vector<Id> ids(400);
+  std::iota(ids.begin(), ids.end(), Id{0});
+  for (const std::int64_t rows : {0, 137, 400}) {
+    std::vector<std::uint8_t> inner(400), halo(400);
+    mark_nodes<Id>(nodes, ids, rows, inner, halo);
+    for (std::int64_t v = 0; v < 400; ++v) {
+      CHECK(inner[static_cast<std::size_t>(v)] == (v < rows && c.member(v)));
+      CHECK(halo[static_cast<std::size_t>(v)] == (v >= rows && !c.inside(v)));
+    }
+  }
+}
+
 template <IdType Id>
 void picks_are_bounded_and_in_order() {
   const Case<Id> c;
@@ -133,6 +166,9 @@ int main() {
   all_rows_with_all_their_edges<std::int64_t>();
   for (int hops : {1, 2, 3}) what_hops_reach<std::int32_t>(hops);
   what_hops_reach<std::int64_t>(2);
+  members_are_those_of_chosen_parts();
+  marks_say_who_is_inner_and_who_is_halo<std::int32_t>();
+  marks_say_who_is_inner_and_who_is_halo<std::int64_t>();
   picks_are_bounded_and_in_order<std::int32_t>();
   picks_are_bounded_and_in_order<std::int64_t>();
   return report("part_batch");

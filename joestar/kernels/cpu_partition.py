@@ -5,7 +5,7 @@ from torch import Tensor
 
 from joestar import _native
 from joestar.kernels.checks import check_ids, check_offsets, require
-from joestar.kernels.cpu_stages import written
+from joestar.kernels.cpu_stages import fresh, written
 
 BLOCK = 8192
 """Nodes whose neighbours all threads count together; no matter for the result."""
@@ -60,8 +60,9 @@ def part_facts(indptr: Tensor, indices: Tensor, assignment: Tensor, parts: int) 
 def part_batch(
     indptr: Tensor, indices: Tensor, assignment: Tensor, chosen: Tensor, hubs: Tensor, seeds: Tensor,
     halo_fanout: int, halo_site: int, key: Tensor, fanouts: list[int], sites: list[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The macro-batch of the chosen parts: (local ids of the seeds, ids, indptr, indices) of a ``MacroBatch``.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The macro-batch of the chosen parts: (local ids of the seeds, ids, indptr, indices) of a ``MacroBatch``, and
+    (inner, halo), bool ``[n]``, of a ``PartitionBatch``.
 
     Args:
         assignment: int32 ``[N]``; chosen: int32 ``[parts]``, 1 for the parts whose nodes are members, else 0.
@@ -78,7 +79,10 @@ def part_batch(
     parts = _native.part_batch(
         indptr, indices, assignment, chosen, hubs, seeds, halo_fanout, halo_site, key.contiguous(), fanouts, sites
     )
-    return written(parts, seeds, False)[:4]
+    seeds, ids, indptr, indices, _ = written(parts, seeds, False)
+    inner, halo = (fresh(ids.numel(), torch.bool) for _ in range(2))
+    parts.mark(ids, indptr.numel() - 1, inner.view(torch.uint8), halo.view(torch.uint8))
+    return seeds, ids, indptr, indices, inner, halo
 
 
 def _check_column(values: Tensor, nodes: int, name: str) -> None:

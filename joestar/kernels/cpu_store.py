@@ -1,5 +1,7 @@
 """Rows and structure on their way into an arena, on the CPU: ids are checked, rows of any dtype are moved as bytes."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -85,14 +87,38 @@ def gather_stored(table: Tensor, cache: Tensor | None, slot_of: Tensor | None, i
     return out
 
 
+def marked_rows(ids: Tensor, marks: Tensor, tables: Sequence[Tensor | None], placed: bool):
+    """Marked nodes and their places in some tables, found by C++ in one pass: has ``count``, ``counts`` per table of
+    those with a place, ``write(values, out)`` and ``write_layer(table, ids, flags, its ids, places)``.
+
+    Args:
+        ids: int32 or int64 ``[n]``; marks: bool ``[n]``.
+        tables: int32 or int16 ``[num_nodes]``, negative without a place; ``None``: every node's own number.
+        placed: whether nodes without a place in any table are left out.
+
+    Raises:
+        IndexError: for a marked id that is no node.
+    """
+    ids = check_ids(ids, "ids")
+    right = marks.shape == ids.shape and marks.dtype == torch.bool and marks.is_cpu
+    require(right, f"marks bool [{ids.numel()}]", f"{marks.dtype} {list(marks.shape)}")
+    for table in tables:
+        fine = table is None or (
+            table.dtype in (torch.int16, torch.int32) and table.dim() == 1 and table.is_cpu and table.is_contiguous()
+        )
+        require(fine, "places int16 or int32 [num_nodes]", f"{getattr(table, 'dtype', table)}")
+    return _native.marked_rows(ids, marks.contiguous().view(torch.uint8), list(tables), placed)
+
+
 def pull_hidden(
-    table: Tensor, stamps: Tensor, rows: Tensor, known: Tensor, now: int, max_age: int | None, out: Tensor
+    table: Tensor, stamps: Tensor, rows: Tensor, known: Tensor | None, now: int, max_age: int | None, out: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, int, int, int]]:
     """Hidden rows of a macro-batch into ``out``, 0 where none is to be used; one pass with all threads.
 
     Args:
         table: ``[N, width]``; stamps: int32 ``[N]``, negative for rows that were never pushed.
-        rows: int32 or int64 ``[m]``; known: bool ``[m]``, which of them there are. now, max_age: macro-batches.
+        rows: int32 or int64 ``[m]``; known: bool ``[m]``, which of them there are, ``None`` for all. now, max_age:
+            macro-batches.
         out: ``[m, width]`` of the table's dtype.
 
     Returns:
@@ -104,7 +130,8 @@ def pull_hidden(
     table, out, rows = _table(table, "table"), _table(out, "out"), check_ids(rows, "rows")
     require(stamps.shape == table.shape[:1] and stamps.dtype == torch.int32, "int32 stamps, one per row",
             f"{stamps.dtype} {list(stamps.shape)}")  # fmt: skip
-    require(known.shape == rows.shape and known.dtype == torch.bool, "known bool, one per row asked for",
+    known = rows.new_empty(0, dtype=torch.bool) if known is None else known.contiguous()
+    require(known.shape in (rows.shape, (0,)) and known.dtype == torch.bool, "known bool, one per row asked for",
             f"{known.dtype} {list(known.shape)}")  # fmt: skip
     right = out.dtype == table.dtype and out.shape == (rows.shape[0], *table.shape[1:])
     require(right, f"out {table.dtype} [{rows.numel()}, ...]", f"{out.dtype} {list(out.shape)}")
@@ -112,7 +139,7 @@ def pull_hidden(
     age = torch.empty(rows.shape[0], dtype=torch.int32, device="cpu")
     bound = -1 if max_age is None else min(max_age, 2**31 - 1)
     counts = _native.pull_hidden(
-        table, stamps.contiguous(), rows, known.contiguous().view(torch.uint8), now, bound, out,
+        table, stamps.contiguous(), rows, known.view(torch.uint8), now, bound, out,
         usable.view(torch.uint8), age, _row_bytes(table),
     )  # fmt: skip
     return usable, age, counts

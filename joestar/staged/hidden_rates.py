@@ -70,10 +70,7 @@ def seconds_to_prepare(macro: PartitionBatch, rows: HistoryRows, reuse: bool) ->
     slots = Slots(macro.ids[:0], 2 * macro.num_nodes + 1, rows.num_nodes, reuse)
     start = time.perf_counter()
     taken = slots.take(macro.ids, lambda size, dtype: torch.empty(size, dtype=dtype, device="cpu"))
-    reads, keeps = exchanged_rows(macro, rows.has_row, len(rows.counts))
-    for flags in (*reads, *keeps):
-        flags.sum()
-    rows_of(macro, taken.slots, 0, reads, keeps)
+    rows_of(macro, taken.slots, 0, *exchanged_rows(macro, rows.tables))
     for given in (macro.indptr, macro.indices, macro.seeds):
         given.clone()
     return time.perf_counter() - start

@@ -177,8 +177,7 @@ class PartitionPlanner:
         layers = range(len(self.widths))
         sizes = []
         for macro in macros:
-            found = exchanged_rows(macro, self._rows.has_row, len(self.widths))
-            sizes.append([[int(flags.sum()) for flags in each] for each in found])
+            sizes.append([found.counts for found in exchanged_rows(macro, self._rows.tables)])
         return tuple([[size[which][layer] for size in sizes] for layer in layers] for which in (0, 1))
 
     # --- making ---

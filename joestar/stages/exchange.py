@@ -14,10 +14,9 @@ all pieces of ``m``. Threads that have met take part in both, whatever is over b
 """
 
 import contextlib
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,32 +27,26 @@ from joestar.locks import synchronize
 from joestar.stages.device_history import DeviceHistory
 from joestar.stages.exchanged import Marked, Pulls, Ranks, Rows
 from joestar.stages.history import HistoryStore, Pushed, Replaced
+from joestar.stages.history_rows import MarkedRows
 from joestar.stages.history_state import check_place, check_pushes
 from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
 
-def exchanged_rows(
-    macro: PartitionBatch, has_row: Callable[[int, Tensor], Tensor], layers: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """(Of the halo nodes, whose hidden rows are read; of the inner ones, whose are worth keeping): bool, per layer.
+def exchanged_rows(macro: PartitionBatch, tables: Sequence[Tensor | None]) -> tuple[MarkedRows, MarkedRows]:
+    """(Halo nodes, whose hidden rows are read; inner ones with rows that are worth keeping).
 
     Args:
-        has_row: of a layer and ids, which have a row in its table.
+        tables: of every layer, as of ``MarkedRows``.
     """
-    ids, own = macro.halo_ids, macro.ids[macro.inner]
-    reads, keeps = ([has_row(layer, nodes) for layer in range(layers)] for nodes in (ids, own))
-    return reads, keeps
+    return MarkedRows(macro.ids, macro.halo, tables), MarkedRows(macro.ids, macro.inner, tables, placed=True)
 
 
-def rows_of(macro: PartitionBatch, slots: Tensor, half: int, reads: list[Tensor], keeps: list[Tensor]) -> Rows:
+def rows_of(macro: PartitionBatch, slots: Tensor, half: int, reads: MarkedRows, keeps: MarkedRows) -> Rows:
     """What a macro-batch reads and keeps, from the slots of its local nodes and what ``exchanged_rows`` found."""
-    ids, own = macro.halo_ids, macro.ids[macro.inner]
-    some = functools.reduce(torch.logical_or, keeps)
-    return Rows(
-        half, Marked(slots[macro.halo], reads), Marked(slots[macro.inner][some], [each[some] for each in keeps]),
-        [ids[each] for each in reads], [own[each] for each in keeps], macro.number, macro.sees,
-    )  # fmt: skip
+    pulls, pull_ids, pull_rows = reads.at(slots)
+    pushes, push_ids, _ = keeps.at(slots)
+    return Rows(half, pulls, pushes, pull_ids, push_ids, pull_rows, macro.number, macro.sees)
 
 
 def seen_by(base: int, index: int) -> int:
@@ -167,14 +160,14 @@ class Exchange:
         if not isinstance(macro, PartitionBatch):
             return True
         reads, keeps = self._exchanged(macro)
-        rooms = (*zip(reads, self.device.pulls, strict=True), *zip(keeps, self.device.pushes, strict=True))
-        return all(int(nodes.sum()) <= room for nodes, room in rooms)
+        found, rooms = (*reads.counts, *keeps.counts), (*self.device.pulls, *self.device.pushes)
+        return all(count <= room for count, room in zip(found, rooms, strict=True))
 
-    def _exchanged(self, macro: PartitionBatch) -> tuple[list[Tensor], list[Tensor]]:
+    def _exchanged(self, macro: PartitionBatch) -> tuple[MarkedRows, MarkedRows]:
         """As ``exchanged_rows``; known of the macro-batch that was asked for last."""
         asked, found = self._last_exchanged
         if asked() is not macro:
-            found = exchanged_rows(macro, self.store.has_row, len(self.store.tables))
+            found = exchanged_rows(macro, self.store.places)
             self._last_exchanged = weakref.ref(macro), found
         return found
 
@@ -184,7 +177,10 @@ class Exchange:
             layers = len(self.store.tables)
             nobody = Marked(slots[:0], [slots[:0].to(torch.bool)] * layers)
             return Rows(half, nobody, nobody, [macro.ids[:0]] * layers, [macro.ids[:0]] * layers)
-        return rows_of(macro, slots, half, *self._exchanged(macro))
+        rows = rows_of(macro, slots, half, *self._exchanged(macro))
+        if self.apart is not None:  # where rows are is known to their hosts
+            rows.pull_rows = None
+        return rows
 
     def load(self, rows: Rows, stopped: Callable[[], bool] | None = None) -> int:
         """Brings rows into their half, on the current stream, behind the steps that used it; returns their bytes.
@@ -196,7 +192,9 @@ class Exchange:
         if rows.number is not None:
             self._write_for(rows, _never if stopped is None else stopped)
             with self._lock:
-                slices = [self.store.pull(layer, ids, rows.number) for layer, ids in enumerate(rows.pull_ids)]
+                known = [None] * len(rows.pull_ids) if rows.pull_rows is None else rows.pull_rows
+                pairs = enumerate(zip(rows.pull_ids, known, strict=True))
+                slices = [self.store.pull(layer, ids, rows.number, where) for layer, (ids, where) in pairs]
         rows.pulled = [given.counts for given in slices]
         self.device.load(rows.half, rows.pulls, rows.pushes, slices)
         return rows.pulls.nbytes + rows.pushes.nbytes + sum(given.nbytes for given in slices)

@@ -30,7 +30,7 @@ class Rows:
 
     Attributes:
         half: of the tables that it takes. pulls: of halo nodes, which read; pushes: of others, which are kept.
-        pull_ids, push_ids: global ids of those with a row, per layer.
+        pull_ids, push_ids: global ids of those with a row, per layer; pull_rows: which row, if this process has all.
         number: of the macro-batch in the run; sees: pushes of macro-batches up to this one. ``None`` without history.
         pulled: per layer (missing, too old, sum of ages, largest age), once loaded.
     """
@@ -40,6 +40,7 @@ class Rows:
     pushes: Marked
     pull_ids: list[Tensor]
     push_ids: list[Tensor]
+    pull_rows: list[Tensor] | None = None
     number: int | None = None
     sees: int = -1
     pulled: list[tuple[int, int, int, int]] = field(default_factory=list)

@@ -148,13 +148,23 @@ class HistoryStore:
         """Bytes of host memory."""
         return sum(tensor.nbytes for tensor in (*self.tables, *self.stamps, self._met)) + self._places.nbytes
 
-    def pull(self, layer: int, ids: Tensor, now: int) -> Slice:
-        """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``."""
+    @property
+    def places(self) -> list[Tensor | None]:
+        """Where the row of every node is, per layer, as ``MarkedRows`` takes it."""
+        return self._places.tables
+
+    def pull(self, layer: int, ids: Tensor, now: int, rows: Tensor | None = None) -> Slice:
+        """The rows of ``ids`` ``[m]``, any of which may repeat, for macro-batch ``now``.
+
+        Args:
+            rows: int32 ``[m]``: those of the table that these are, if that is known.
+        """
         self._check_time(now)
-        self._rows(layer, ids)  # which are checked, and known from now on
+        if rows is None:
+            self._rows(layer, ids)  # which are checked, and known from now on
         table = self.tables[layer]
         values = torch.empty(ids.shape[0], table.shape[1], dtype=table.dtype, device="cpu", pin_memory=self.pinned)
-        given = Slice(values, *self._pulled(layer, ids, now, values))
+        given = Slice(values, *self._pulled(layer, ids, now, values, rows))
         missing, too_old, total, oldest = given.counts
         before = self._counts[layer]
         self._counts[layer] = (
@@ -162,9 +172,11 @@ class HistoryStore:
         )  # fmt: skip
         return given
 
-    def _pulled(self, layer: int, ids: Tensor, now: int, values: Tensor) -> tuple[Tensor, Tensor, tuple]:
+    def _pulled(
+        self, layer: int, ids: Tensor, now: int, values: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple]:
         """Writes the rows to ``values``: (usable, age, counts) as of a ``Slice``."""
-        rows, known = self._rows(layer, ids)
+        rows, known = self._rows(layer, ids) if rows is None else (rows, None)
         kernel = kernel_for(values, "pull_hidden")
         return kernel(self.tables[layer], self.stamps[layer], rows, known, now, self.max_age, values)
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
 from joestar.kernels.cpu_stages import fresh
+from joestar.kernels.cpu_store import marked_rows
+from joestar.stages.exchanged import Marked
 from joestar.stages.hubs import row_pieces
 from joestar.store.fill import host_gather
 
@@ -111,6 +113,36 @@ class HistoryRows:
             found = {id(table): _digest(table, self.num_nodes) for table in self.tables}
             self._digests = [found[id(table)] for table in self.tables]
         return self._digests
+
+
+class MarkedRows:
+    """The marked nodes of a macro-batch, and where their rows are in the tables of all layers: found once for all that
+    is asked of them.
+
+    Attributes:
+        counts: nodes with a row, per layer.
+
+    Args:
+        ids: of the local nodes ``[n]``. marks: bool ``[n]``.
+        tables: of every layer, as ``HistoryRows.tables``; or which host has a row, as int16.
+        placed: whether nodes without a row in any layer are left out.
+    """
+
+    def __init__(self, ids: Tensor, marks: Tensor, tables: Sequence[Tensor | None], placed: bool = False):
+        self._ids, self._found = ids, marked_rows(ids, marks, tables, placed)
+        self.counts = list(self._found.counts)
+
+    def at(self, slots: Tensor) -> tuple[Marked, list[Tensor], list[Tensor]]:
+        """(where they are on a device, by the slot of every local node, int32 ``[n]``; ids and places in their table of
+        those with a row, per layer)."""
+        found, count = self._found, self._found.count
+        marked = Marked(fresh(count, torch.int32), [fresh(count, torch.bool) for _ in self.counts])
+        ids = [fresh(number, self._ids.dtype) for number in self.counts]
+        places = [fresh(number, torch.int32) for number in self.counts]
+        found.write(slots, marked.slots)
+        for layer, (flags, *given) in enumerate(zip(marked.layers, ids, places, strict=True)):
+            found.write_layer(layer, self._ids, flags.view(torch.uint8), *given)
+        return marked, ids, places
 
 
 def _digest(table: Tensor | None, num_nodes: int) -> str:

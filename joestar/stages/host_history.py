@@ -92,6 +92,11 @@ class HostHistory(HistoryStore):
         """Bytes of what says which host has a row."""
         return 2 * rows.num_nodes * len(rows.counts)
 
+    @property
+    def places(self) -> list[Tensor | None]:
+        """Which host has the row of every node, per layer: int16 ``[num_nodes]``, -1 where there is none."""
+        return self._hosts_of
+
     def has_row(self, layer: int, ids: Tensor) -> Tensor:
         """bool ``[m]``: which nodes have a row in a layer's table, on any host."""
         return self._host_of(layer, ids) >= 0
@@ -187,8 +192,10 @@ class HostHistory(HistoryStore):
                     values[rows[now]], stamps[rows[now]] = got[server]
         return ids, values, stamps
 
-    def _pulled(self, layer: int, ids: Tensor, now: int, values: Tensor) -> tuple[Tensor, Tensor, tuple]:
-        usable, age, counts = super()._pulled(layer, ids, now, values)
+    def _pulled(
+        self, layer: int, ids: Tensor, now: int, values: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple]:
+        usable, age, counts = super()._pulled(layer, ids, now, values, rows)
         far, there = self._far(layer, ids, now)
         if not far.numel():
             return usable, age, counts

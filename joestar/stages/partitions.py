@@ -19,7 +19,6 @@ from joestar.stages.history import check_history
 from joestar.stages.hubs import hub_nodes
 from joestar.stages.large_batch import check_hot
 from joestar.stages.macro import MacroBatch
-from joestar.store.fill import host_gather
 from joestar.whole_numbers import plain
 
 GROUP_SITE, SEED_SITE, HALO_SITE, AHEAD_SITE = range(1 << 25, (1 << 25) + 4)
@@ -178,8 +177,6 @@ class PreparedPartitions:
         assignment, parts = stage.partitioning.assignment, stage.partitioning.parts
         self._train = _by_part(train.to(graph.indices.dtype), assignment[train.to(torch.int64)], parts)
         self.train_of_part = self._train[0].diff()
-        self._pinned = torch.zeros(graph.num_nodes, dtype=torch.bool, device="cpu")
-        self._pinned[hubs.to(torch.int64)] = True
 
     def trains(self, ids: Tensor) -> Tensor:
         """bool ``[m]``: which nodes are training nodes."""
@@ -235,15 +232,11 @@ class PreparedPartitions:
         chosen[group] = 1
         fanouts = self.stage.fanouts if ahead and self.stage.fanouts else []
         halo_fanout = -1 if self.stage.halo_fanout is None else self.stage.halo_fanout
-        seeds, ids, indptr, indices = part_batch(
+        seeds, ids, indptr, indices, inner, halo = part_batch(
             self.graph.indptr, self.graph.indices, assignment, chosen, self.hubs, seeds.to(self.graph.indices.dtype),
             halo_fanout, HALO_SITE, torch.tensor(key, dtype=torch.int64, device="cpu"), fanouts,
             [AHEAD_SITE + hop for hop in range(len(fanouts))],
         )  # fmt: skip
-        inner, first = host_gather(chosen, host_gather(assignment, ids)) == 1, indptr.shape[0] - 1
-        halo = torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")  # without a row, neither members nor hubs
-        halo[first:] = ~(inner[first:] | host_gather(self._pinned, ids[first:]))
-        inner[first:] = False
         return PartitionBatch(seeds, ids, indptr, indices, halo=halo, parts=group, inner=inner, **further)
 
     def _seeds(self, group: Tensor, key: tuple[int, int, int]) -> Tensor:

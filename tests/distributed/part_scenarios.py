@@ -384,10 +384,10 @@ def one_fails(how: str, hosts: str = "") -> None:
         step, graph = case_of("two rounds")
         pull, peek = step.exchange.store.pull, step.exchange.store.peek
 
-        def failing(layer, ids, now):
+        def failing(layer, ids, now, rows=None):
             if last and now == 2 and how == "raises":
                 raise MemoryError("made up by the table")
-            return pull(layer, ids, now)
+            return pull(layer, ids, now, rows)
 
         def serving(layer, ids):
             if last and threading.current_thread() is not threading.main_thread() and how.endswith("serves"):

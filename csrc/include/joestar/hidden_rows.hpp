@@ -19,8 +19,8 @@ struct HiddenCounts {
   }
 };
 
-// out[i] = table[rows[i]] where known[i] and that row's stamp is `now - age` with an age of at most `max_age` (negative:
-// no bound), else 0. usable[i] says which; age[i] is -1 without a stamp, which is negative itself.
+// out[i] = table[rows[i]] where known[i] (all, if that is empty) and that row's stamp is `now - age` with an age of at most
+// `max_age` (negative: no bound), else 0. usable[i] says which; age[i] is -1 without a stamp, which is negative itself.
 template <IdType Id>
 HiddenCounts pull_hidden(RowTable table, std::span<const std::int32_t> stamps, std::span<const Id> rows,
                          std::span<const std::uint8_t> known, std::int32_t now, std::int32_t max_age, RowTable out,
@@ -28,9 +28,10 @@ HiddenCounts pull_hidden(RowTable table, std::span<const std::int32_t> stamps, s
   const auto n = static_cast<std::int64_t>(rows.size());
   const std::int64_t ahead = detail::rows_ahead(table.bytes), grain = detail::rows_per_block(table.bytes);
   std::vector<HiddenCounts> found(static_cast<std::size_t>(num_blocks(n, grain)));
+  const auto there = [&](std::size_t at) { return known.empty() || known[at] != 0; };
   const auto expect = [&](std::int64_t i) {
     const auto at = static_cast<std::size_t>(i);
-    if (!known[at]) return;
+    if (!there(at)) return;
     const auto row = static_cast<std::int64_t>(rows[at]);
     table.expect(row);
     if (row >= 0 && row < table.count) prefetch(stamps.data() + row);
@@ -41,7 +42,7 @@ HiddenCounts pull_hidden(RowTable table, std::span<const std::int32_t> stamps, s
     for (std::int64_t i = first; i < last; ++i) {
       if (i + ahead < last) expect(i + ahead);
       const auto at = static_cast<std::size_t>(i);
-      const char* row = known[at] ? table.row(rows[at]) : nullptr;
+      const char* row = there(at) ? table.row(rows[at]) : nullptr;
       const std::int32_t stamp = row == nullptr ? -1 : stamps[static_cast<std::size_t>(rows[at])];
       const std::int32_t old = stamp < 0 ? -1 : now - stamp;
       const bool fresh = stamp >= 0 && (max_age < 0 || old <= max_age);

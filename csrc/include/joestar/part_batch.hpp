@@ -1,16 +1,11 @@
 #pragma once
 // The macro-batch of some parts of a graph (thesis 5.2.2): the in-edges of their nodes and of hubs, of which
-// ahead-of-time sampling keeps what the seeds can reach.
+// ahead-of-time sampling keeps what the seeds can reach. Rows that may hold all their edges are sampled as those of
+// large batches.
 
-#include "joestar/macro_batch.hpp"
-#include "joestar/sampling.hpp"
+#include "joestar/large_batch.hpp"
 
 namespace joestar {
-
-struct PartHop {
-  Fanout fanout;
-  HashState key;
-};
 
 // Nodes that have rows: those of the chosen parts, and hubs.
 struct PartNodes {
@@ -25,8 +20,48 @@ struct PartTask {
   const PartNodes& nodes;
   std::int64_t halo_fanout;        // most edges of a member from outside; negative: all
   HashState halo_key;
-  std::span<const PartHop> hops;   // from the seeds outwards; empty: all rows, whether reached or not
+  std::span<const LargeHop> hops;  // from the seeds outwards; empty: all rows, whether reached or not
 };
+
+// Of local nodes, of which the first `rows` have rows: inner, members with a row, and halo, in-neighbours that are
+// neither members nor hubs.
+template <IdType Id>
+void mark_nodes(const PartNodes& nodes, std::span<const Id> ids, std::int64_t rows, std::span<std::uint8_t> inner,
+                std::span<std::uint8_t> halo) {
+  parallel_for(static_cast<std::int64_t>(ids.size()), 16384, [&](std::int64_t i) {
+    const auto at = static_cast<std::size_t>(i);
+    inner[at] = i < rows && PartNodes::has(nodes.members, ids[at]);
+    halo[at] = i >= rows && !PartNodes::has(nodes.inside, ids[at]);
+  });
+}
+
+namespace detail {
+
+// Which of 32 nodes are of chosen parts: narrow enough for vector instructions.
+JOESTAR_INLINE std::uint32_t chosen_bits(const std::int32_t* part_of, const std::int32_t* chosen) {
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>(chosen[part_of[i]] != 0) << i;
+  return bits;
+}
+
+// members = inside = which nodes of the words [first, last) are of chosen parts.
+JOESTAR_CLONES inline void fill_members(std::span<const std::int32_t> part_of, const std::int32_t* chosen,
+                                        std::int64_t first, std::int64_t last, std::uint64_t* JOESTAR_RESTRICT members,
+                                        std::uint64_t* JOESTAR_RESTRICT inside) {
+  const auto nodes = static_cast<std::int64_t>(part_of.size());
+  for (std::int64_t w = first; w < last; ++w) {
+    const std::int32_t* parts = part_of.data() + w * 64;
+    std::uint64_t word = 0;
+    if (w * 64 + 64 <= nodes) {
+      word = chosen_bits(parts, chosen) | std::uint64_t{chosen_bits(parts + 32, chosen)} << 32;
+    } else {
+      for (std::int64_t i = 0; w * 64 + i < nodes; ++i) word |= std::uint64_t{chosen[parts[i]] != 0} << i;
+    }
+    members[w] = inside[w] = word;
+  }
+}
+
+}  // namespace detail
 
 // chosen[p] != 0 for the parts whose nodes are members.
 template <IdType Id>
@@ -35,14 +70,7 @@ PartNodes part_nodes(std::span<const std::int32_t> part_of, std::span<const std:
   const auto nodes = static_cast<std::int64_t>(part_of.size());
   PartNodes out{NodeBits(nodes), NodeBits(nodes)};
   parallel_ranges(num_blocks(nodes, 64), 1024, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t w = first; w < last; ++w) {
-      std::uint64_t word = 0;
-      for (std::int64_t v = w * 64; v < std::min(nodes, w * 64 + 64); ++v) {
-        const bool member = chosen[static_cast<std::size_t>(part_of[static_cast<std::size_t>(v)])] != 0;
-        word |= std::uint64_t{member} << (v & 63);
-      }
-      out.members.words()[w] = out.inside.words()[w] = word;
-    }
+    detail::fill_members(part_of, chosen.data(), first, last, out.members.words(), out.inside.words());
   });
   for (const Id hub : hubs) out.inside.insert(hub);
   return out;
@@ -50,7 +78,8 @@ PartNodes part_nodes(std::span<const std::int32_t> part_of, std::span<const std:
 
 namespace detail {
 
-// The edges of one row that a macro-batch may hold, and picks among them: positions in the graph.
+// The edges of one row that a macro-batch may hold, where it may not hold all, and picks among them: positions in the
+// graph.
 template <IdType Id>
 class PartRow {
  public:
@@ -59,14 +88,12 @@ class PartRow {
   // Finds the candidates of node v, ascending; their number.
   std::int64_t open(std::int64_t v) {
     node_ = v;
-    start_ = task_.graph.indptr[static_cast<std::size_t>(v)];
+    const std::int64_t start = task_.graph.indptr[static_cast<std::size_t>(v)];
     const std::int64_t end = task_.graph.indptr[static_cast<std::size_t>(v) + 1];
     const bool member = PartNodes::has(task_.nodes.members, v);
-    whole_ = member && task_.halo_fanout < 0;
-    if (whole_) return count_ = end - start_;
     candidates_.clear();
     outside_.clear();
-    for (std::int64_t e = start_; e < end; ++e) {
+    for (std::int64_t e = start; e < end; ++e) {
       const bool inside = PartNodes::has(task_.nodes.inside, task_.graph.indices[static_cast<std::size_t>(e)]);
       if (inside) candidates_.push_back(e);
       if (!inside && member) outside_.push_back(e);
@@ -96,20 +123,12 @@ class PartRow {
     std::int64_t before = -1;
     for (const auto& [i, hop] : picks_) {
       if (i == before) continue;
-      f(at(i), static_cast<std::int64_t>(hop));
+      f(candidates_[i], static_cast<std::int64_t>(hop));
       before = i;
     }
   }
 
-  // All candidates: f(position).
-  template <class F>
-  void all(F&& f) const {
-    for (std::int64_t i = 0; i < count_; ++i) f(at(i));
-  }
-
  private:
-  std::int64_t at(std::int64_t i) const { return whole_ ? start_ + i : candidates_[static_cast<std::size_t>(i)]; }
-
   void add_halo() {
     const auto degree = static_cast<std::int64_t>(outside_.size());
     const Fanout fanout{task_.halo_fanout, false};
@@ -126,30 +145,17 @@ class PartRow {
   }
 
   const PartTask<Id>& task_;
-  std::int64_t node_ = 0, start_ = 0, count_ = 0;
-  bool whole_ = false;
+  std::int64_t node_ = 0, count_ = 0;
   std::vector<std::int64_t> candidates_, outside_;
   std::vector<std::pair<std::int64_t, std::size_t>> picks_;
   PickSet picked_;
 };
 
-constexpr std::int64_t kPartAhead = 24;
-
-// Puts the sources into the levels that the hops lead to (with no hops: into levels[0]).
+// The rows of `node`, each with some of its edges only, with the picks of the hops from `level` on; their sources go
+// into the levels.
 template <IdType Id>
-void note_sources(const Id* sources, std::span<const std::uint8_t> hops, const std::vector<NodeBits>& levels) {
-  const auto n = static_cast<std::int64_t>(hops.size());
-  for (std::int64_t e = 0; e < n; ++e) {
-    const std::int64_t ahead = std::min(e + kPartAhead, n - 1);
-    levels[hops[static_cast<std::size_t>(ahead)]].touch(sources[ahead]);
-    levels[hops[static_cast<std::size_t>(e)]].insert(sources[e]);
-  }
-}
-
-// The rows of `node`, with the picks of the hops from `level` on; their sources go into the levels.
-template <IdType Id>
-ChosenRows<Id> part_level(const PartTask<Id>& task, std::int64_t level, PageScratch<Id> node,
-                          const std::vector<NodeBits>& levels) {
+ChosenRows<Id> limited_level(const PartTask<Id>& task, std::int64_t level, PageScratch<Id> node,
+                             const std::vector<NodeBits>& levels) {
   ChosenRows<Id> rows;
   const std::int64_t n = node.size();
   const auto& indptr = task.graph.indptr;
@@ -157,8 +163,10 @@ ChosenRows<Id> part_level(const PartTask<Id>& task, std::int64_t level, PageScra
   const auto most = [&](std::int64_t i) {
     const auto v = static_cast<std::size_t>(node[i]);
     const std::int64_t degree = indptr[v + 1] - indptr[v];
-    std::int64_t picks = task.hops.empty() ? degree : 0;
-    for (auto h = static_cast<std::size_t>(level); h < task.hops.size(); ++h) picks += task.hops[h].fanout.picks(degree);
+    std::int64_t picks = 0;
+    for (auto h = static_cast<std::size_t>(level); h < task.hops.size(); ++h) {
+      picks += task.hops[h].fanout.picks(degree);
+    }
     return std::min(picks, degree);
   };
   const std::int64_t room = exclusive_scan(n, kMacroGrain, most, rows.room.span());
@@ -167,32 +175,30 @@ ChosenRows<Id> part_level(const PartTask<Id>& task, std::int64_t level, PageScra
   rows.node = std::move(node);
   rows.each_block([&](std::int64_t first, std::int64_t last) {
     PartRow<Id> row(task);
-    std::vector<std::uint8_t> hops;
-    Id* const out = rows.source.data() + rows.room[first];
-    const auto add = [&](std::int64_t e, std::int64_t to) {
-      out[hops.size()] = task.graph.indices[static_cast<std::size_t>(e)];
-      hops.push_back(static_cast<std::uint8_t>(to));
-    };
+    PackedPicks picks;
     for (std::int64_t i = first; i < last; ++i) {
-      const std::size_t before = hops.size();
+      const std::size_t before = picks.size();
       row.open(rows.node[i]);
-      if (task.hops.empty()) {
-        row.all([&](std::int64_t e) { add(e, 0); });
-      } else {
-        row.pick(level, [&](std::int64_t e, std::int64_t hop) { add(e, hop + 1); });
-      }
-      rows.count[i] = static_cast<std::int32_t>(hops.size() - before);
+      row.pick(level, [&](std::int64_t e, std::int64_t hop) {
+        picks.push_back(static_cast<std::uint64_t>(e) << kHopBits | static_cast<std::uint64_t>(hop));
+      });
+      rows.count[i] = static_cast<std::int32_t>(picks.size() - before);
     }
-    note_sources(out, hops, levels);
+    find_sources(task.graph.indices.data(), picks, levels, rows.source.data() + rows.room[first]);
   });
   return rows;
 }
 
-// What is outside of `inside` leaves `level` for `leaves`.
-inline void part_from(const NodeBits& level, const NodeBits& inside, const NodeBits& leaves) {
+// What is outside of `inside` leaves `level` for `leaves`, and what has no whole row leaves it for `limited`: none but
+// members have whole rows, and those only where nothing bounds their edges from outside.
+inline void divide_level(const NodeBits& level, const PartNodes& nodes, bool bounded, const NodeBits& leaves,
+                         const NodeBits& limited) {
   parallel_for(level.num_words(), kWordGrain, [&](std::int64_t w) {
-    leaves.words()[w] |= level.words()[w] & ~inside.words()[w];
-    level.words()[w] &= inside.words()[w];
+    const std::uint64_t found = level.words()[w], rows = found & nodes.inside.words()[w];
+    const std::uint64_t whole = bounded ? 0 : rows & nodes.members.words()[w];
+    leaves.words()[w] |= found & ~rows;
+    limited.words()[w] = rows & ~whole;
+    level.words()[w] = whole;
   });
 }
 
@@ -202,21 +208,26 @@ inline void part_from(const NodeBits& level, const NodeBits& inside, const NodeB
 // (of those from outside at most halo_fanout), a hub those from inside; with hops those that are picked among them, as
 // neighbour sampling picks for all seeds at once. Leaves: the other ends.
 template <IdType Id>
-MacroParts<Id> part_batch(const PartTask<Id>& task, std::span<const Id> seeds) {
-  const std::int64_t num_nodes = task.graph.rows(), hops = static_cast<std::int64_t>(task.hops.size());
-  NodeBits known(num_nodes), leaves(num_nodes);
+MacroParts<Id> part_batch(PartTask<Id> task, std::span<const Id> seeds) {
+  const LargeHop all{Fanout{-1, false}, {}};
+  const std::int64_t num_nodes = task.graph.rows();
   std::vector<NodeBits> levels;
-  for (std::int64_t level = 0; level <= hops; ++level) levels.emplace_back(num_nodes);
-  std::vector<ChosenRows<Id>> parts;
-  if (hops == 0) {
-    NodeBits rows(num_nodes);
-    std::copy_n(task.nodes.inside.words(), rows.num_words(), rows.words());
-    parts.push_back(detail::part_level(task, 0, take_fresh<Id>(rows, known), levels));
+  while (levels.size() <= std::max<std::size_t>(1, task.hops.size())) levels.emplace_back(num_nodes);
+  if (task.hops.empty()) {
+    std::copy_n(task.nodes.inside.words(), levels[0].num_words(), levels[0].words());
+    task.hops = {&all, 1};
+  } else {
+    levels[0].insert_all(seeds);
   }
-  for (const Id seed : seeds) levels[0].insert(seed);
+  const LargeBatchTask<Id> whole{task.graph, task.hops, {}, {}, false};
+  NodeBits known(num_nodes), leaves(num_nodes), limited(num_nodes);
+  std::vector<ChosenRows<Id>> parts;
+  const auto hops = static_cast<std::int64_t>(task.hops.size());
   for (std::int64_t level = 0; level < hops; ++level) {
-    detail::part_from(levels[level], task.nodes.inside, leaves);
-    parts.push_back(detail::part_level(task, level, take_fresh<Id>(levels[level], known), levels));
+    const NodeBits& found = levels[static_cast<std::size_t>(level)];
+    detail::divide_level(found, task.nodes, task.halo_fanout >= 0, leaves, limited);
+    parts.push_back(detail::sample_level(whole, level, take_fresh<Id>(found, known), levels, true));
+    parts.push_back(detail::limited_level(task, level, take_fresh<Id>(limited, known), levels));
   }
   parallel_for(leaves.num_words(), kWordGrain, [&](std::int64_t w) { leaves.words()[w] |= levels.back().words()[w]; });
   subtract(leaves, known);
