@@ -200,10 +200,10 @@ class PartitionPlanner:
     def _hosts(self, number: int) -> Tensor:
         """int16 ``[num_nodes]``: which of so many hosts has the rows of a node, that of its part."""
         found = self.stage.stage.partitioning
-        assignment, rows = found.assignment.to(torch.int64), torch.zeros(found.parts, dtype=torch.int64, device="cpu")
-        for nodes in self.nodes:
-            rows += torch.bincount(assignment[nodes.to(torch.int64)], minlength=found.parts)
-        return divided(rows, number)[assignment]
+        assignment, load = found.assignment.to(torch.int64), torch.zeros(found.parts, dtype=torch.int64, device="cpu")
+        for nodes, width in zip(self.nodes, self.widths, strict=True):  # widths of layers differ, and so do their nodes
+            load += width * torch.bincount(assignment[nodes.to(torch.int64)], minlength=found.parts)
+        return divided(load, number)[assignment]
 
 
 def _room(sizes: list[int], parts: list[int], group: int, most: int) -> int:

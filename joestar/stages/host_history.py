@@ -51,18 +51,18 @@ class Fetched:
     layers: list[tuple[Tensor, Tensor, Tensor]]
 
 
-def divided(rows: Tensor, hosts: int) -> Tensor:
-    """The host of every part: int16 ``[parts]``, so that all have about as many rows; the same wherever it is asked.
+def divided(sizes: Tensor, hosts: int) -> Tensor:
+    """The host of every part: int16 ``[parts]``, so that all hold about as much; the same wherever it is asked.
 
     Args:
-        rows: of every part ``[parts]``.
+        sizes: of every part's hidden rows ``[parts]``, in any unit.
     """
     loads = [(0, host) for host in range(hosts)]
-    found = torch.zeros(rows.numel(), dtype=torch.int16, device="cpu")
-    for part in torch.argsort(rows, descending=True, stable=True).tolist():
+    found = torch.zeros(sizes.numel(), dtype=torch.int16, device="cpu")
+    for part in torch.argsort(sizes, descending=True, stable=True).tolist():
         load, host = loads[0]
         found[part] = host
-        heapq.heapreplace(loads, (load + int(rows[part]), host))
+        heapq.heapreplace(loads, (load + int(sizes[part]), host))
     return found
 
 

@@ -365,6 +365,11 @@ def refused(batch: int, folder: str) -> dict:
     synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(synced)
     tried("synced", lambda: case_of("two rounds", model=synced))
     tried("memory", lambda: case_of("two rounds", memory="2KiB"))
+    few = graph_of()
+    few.train_idx = few.train_idx[:2]
+    there = step_of(few, parts_of(few, 6), 2)
+    tried("no row", lambda: there.epoch(torch.arange(NODES), batch))
+    list(there.epoch(few.train_idx, batch))
     step, graph = case_of("two rounds")
     epoch = step.epoch(graph.train_idx, batch)
     next(epoch)

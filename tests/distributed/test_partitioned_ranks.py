@@ -337,6 +337,7 @@ WORDS = {
     "parts": ["the ranks differ at first_stage=joestar.Partitions(...)", "parts: 6 #", " on rank 0, 6 #"],
     "synced": ["ConfigError: SyncBatchNorm in GraphSAGE does not go with first_stage=joestar.Partitions"],
     "memory": ["ConfigError: memory=2.0 KiB is too small"],
+    "no row": ["are no training nodes, and the tables of hidden rows lack", "into graph.train_idx before"],
     "first saves": ["rank 0: step.state_dict over partitions", "rank 1: macro-batch 0 of an epoch over partitions"],
     "first restarts": ["rank 0: step.restart over partitions, which all ranks call; rank 1: step.predict or"],
     "alone": ["DistributedError: ranks are at different calls (rank 0: step.state_dict over partitions, which all"],

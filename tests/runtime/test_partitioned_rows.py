@@ -8,6 +8,7 @@ from joestar.errors import CheckpointError, ConfigError
 from joestar.graph_api import Block
 from joestar.staged import partition_planning
 from joestar.staged.hidden_reach import takes_one_hop
+from joestar.staged.partition_planning import PartitionPlanner
 from joestar.stages.history_rows import boundary_nodes
 from tests.runtime.partitioned import NODES, PARTS, compiled, drawn_graph, model_of, replayed, run, stage_of
 
@@ -74,6 +75,29 @@ def test_seeds_whose_neighbours_have_no_row_are_refused(graph, parts):
     assert step.state_dict()["epochs"] == taken
     alone = torch.arange(NODES - 5, NODES)  # without in-edges
     assert len(list(step.epoch(alone, 2))) > 0
+    alone[0] = next(v for v in range(NODES - 5) if v not in graph.train_idx)
+    with pytest.raises(ConfigError, match="5 seeds of this epoch, 0 among them"):  # in a tensor that was fine before
+        step.epoch(alone, 2)
+
+
+def test_the_same_seeds_are_looked_at_once(graph, parts, monkeypatch):
+    """Epochs over them do not sweep the graph again, whatever tensor they are in."""
+    step, looks = compiled(graph, stage_of(parts)), []
+    alone, nodes = torch.arange(NODES - 5, NODES), step.reach.nodes
+    monkeypatch.setattr(step.reach, "nodes", lambda seeds: looks.append(seeds.numel()) or nodes(seeds))
+    for seeds in (alone, alone, alone.clone(), graph.train_idx, alone.int()):
+        assert len(list(step.epoch(seeds, 2))) > 0
+    assert looks == [5, 5]
+
+
+def test_hosts_hold_as_many_bytes_of_hidden_rows_not_as_many_rows(graph, parts):
+    """A layer is as wide as the others together."""
+    step = compiled(graph, stage_of(parts))
+    planner = PartitionPlanner.__new__(PartitionPlanner)
+    planner.stage, planner.nodes, planner.widths = step.stage, [torch.arange(NODES), torch.tensor([0])], [1, 1000]
+    hosts, parts_of_hosts = planner._hosts(2), step.stage.stage.partitioning.assignment
+    apart = [set(parts_of_hosts[hosts == host].tolist()) for host in range(2)]
+    assert {int(parts_of_hosts[0])} in apart and len(apart[0] | apart[1]) == PARTS
 
 
 def test_a_state_of_another_training_set_is_refused(graph, parts):

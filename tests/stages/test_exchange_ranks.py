@@ -291,7 +291,7 @@ def expected(seed, world, node, layer, upto):
     return None
 
 
-def test_hosts_have_about_as_many_rows():
+def test_hosts_hold_about_as_much():
     rows = torch.tensor([5, 90, 0, 40, 30, 30, 10, 5])
     for hosts, most in ((1, 210), (2, 105), (3, 90), (9, 90)):
         found = divided(rows, hosts)
