@@ -21,7 +21,8 @@ from joestar.bench.setting import Setting, check_device, machine
 from joestar.bench.step import network
 from joestar.bench.user_models import PRECISIONS, UserSetting, example
 from joestar.fusion import PASSES
-from joestar.fusion.backend import overlap
+from joestar.fusion.backend.rewrites import counted
+from joestar.fusion.table import BACKEND
 
 MODELS = (*OWN, *user_models.MODELS)
 NEEDED = frozenset({"dce", "simplify", "cse", "dce-after"})
@@ -33,7 +34,8 @@ class PassRow:
     """A model without one pass (``without`` is empty for the step with all): times in milliseconds, memory in bytes.
 
     Attributes:
-        fired: names of the passes that rewrote this program.
+        fired: names of the passes that rewrote this program; of the backend's also those of which that is not known,
+            as its compiled graphs were in the cache.
     """
 
     model: str
@@ -54,7 +56,7 @@ def run(setting: UserSetting, only: tuple[str, ...] | None = None, say: Callable
         ConfigError: for unknown names, or a GPU that is not there.
     """
     check_some(model=setting.models, fanout=setting.fanouts)
-    names = (*(spec.name for spec in PASSES), overlap.NAME)
+    names = (*(spec.name for spec in PASSES), *BACKEND)
     check_words(
         shape=([setting.shape], SHAPES), model=(setting.models, MODELS), precision=([setting.precision], PRECISIONS),
         **{"pass": (only or (), names)},
@@ -101,16 +103,22 @@ def _row(model: str, without: str, setting: UserSetting, threads: int) -> PassRo
     losses = (loss for seeds in user_models._epochs(graph, setting) for loss in
               made.epoch(seeds, setting.batch_size, shuffle=False))  # fmt: skip
     start = time.perf_counter()
-    next(losses)
-    first = time.perf_counter() - start
+    with counted() as rewrites:
+        next(losses)
+    seconds = time.perf_counter() - start
     memory.forget()
     group = 5 if graph.device.type == "cuda" else 1
     timing = time_steps(lambda: next(losses), setting.steps, setting.warm_up, graph.device, group)
     (program,) = made.report().programs
     fired = [record.name for record in program.passes if record.rewrites]
-    if graph.device.type == "cuda" and without != overlap.NAME:
-        fired.append(overlap.NAME)
-    return PassRow(model, without, timing, memory.bytes(), first, tuple(fired))
+    if graph.device.type == "cuda":
+        fired += _in_backend(rewrites, without)
+    return PassRow(model, without, timing, memory.bytes(), seconds, tuple(fired))
+
+
+def _in_backend(rewrites: dict[str, int], without: str) -> list[str]:
+    """Names of the passes that rewrote the backend's graphs, or may have."""
+    return [name for name in BACKEND if name != without and rewrites.get(name, 1)]
 
 
 def _step(model: str, without: str, graph, setting: UserSetting):

@@ -10,6 +10,10 @@ from typer.testing import CliRunner
 import joestar
 from joestar.bench import passes
 from joestar.cli.main import app
+from joestar.fusion.backend.first import FirstPasses
+from joestar.fusion.backend.joint import JointPasses
+from joestar.fusion.backend.rewrites import counted, note
+from joestar.fusion.table import BACKEND
 
 pytestmark = pytest.mark.usefixtures("cheapest_captures")
 
@@ -39,6 +43,21 @@ def test_command_line(tmp_path):
         assert row["step"]["median"] > 0
         assert ("sample-gather-aggregate" in row["fired"]) == (row["without"] == ""), row
     assert "sample-gather-aggregate" in found.output and "%" in found.output
+
+
+def test_passes_over_the_backends_graphs_are_counted():
+    """Those that ran and changed nothing are left out; those of which nothing is known, from a cache, are not."""
+    graph = torch.fx.Graph()
+    graph.output(())
+    with counted() as outer, counted() as found:
+        FirstPasses(disabled=("join-casts",))(graph)
+        JointPasses("cuda")(graph)
+        note("gradient-sums", 2)
+    note("gradient-sums", 1)
+    assert outer == found and found["gradient-sums"] == 2 and set(found) == set(BACKEND) - {"join-casts", "overlap"}
+    assert passes._in_backend(found, "") == ["gradient-sums", "join-casts", "overlap"]
+    assert passes._in_backend(found, "overlap") == ["gradient-sums", "join-casts"]
+    assert passes._in_backend({}, "") == list(BACKEND)
 
 
 def test_wrong_words_are_refused():

@@ -10,6 +10,7 @@ from joestar.fusion.backend import (
     segment_epilogue,
     unaligned_products,
 )
+from joestar.fusion.backend.rewrites import note
 from joestar.kernels.machine import products_in_tf32
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
@@ -29,7 +30,7 @@ class FirstPasses(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites ``graph`` in place."""
         for module in self.passes:
-            module.run(graph)
+            note(module.NAME, module.run(graph))
 
     def uuid(self):
         """Identifies passes, and the setting that some of them read, in Inductor's cache of compiled graphs."""

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from joestar.fusion.backend.rewrites import note
 from joestar.kernels.layout import NARROW
 from joestar.torch_private import CustomGraphPass, get_hash_for_files
 
@@ -37,7 +38,7 @@ class GradientsTogether(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites the graph in place."""
-        run(graph)
+        note(NAME, run(graph))
 
     def uuid(self):
         """Identifies the pass in Inductor's cache of compiled graphs."""

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from joestar.fusion.backend.rewrites import note
 from joestar.fusion.match.emit import tensor
 from joestar.fusion.record import Place
 from joestar.ops.registry import keeps_tables
@@ -54,7 +55,7 @@ class Overlap(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrites ``graph`` in place."""
-        run(graph)
+        note(NAME, run(graph))
 
     def uuid(self):
         """Identifies the pass in Inductor's cache of compiled graphs."""
