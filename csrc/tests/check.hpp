@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <random>
 #include <vector>
 
@@ -67,6 +68,17 @@ bool close(const A& got, const B& expected, double tolerance) {
     if (!(error <= tolerance * (1.0 + std::abs(static_cast<double>(expected[i]))))) return false;
   }
   return true;
+}
+
+// Whether f() ends in an error of this kind.
+template <class Error = std::exception, class F>
+bool throws(F&& f) {
+  try {
+    f();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
 }
 
 // f() gives the same for 1, 2 and 7 threads; returns it.

@@ -88,28 +88,18 @@ void without_a_table_places_are_the_nodes() {
   CHECK(!got.ids[0].empty() && got.ids[0].size() == got.values.size());
 }
 
-template <class F>
-bool throws(F&& f) {
-  try {
-    f();
-  } catch (const std::out_of_range&) {
-    return true;
-  }
-  return false;
-}
-
 void what_is_no_node_is_an_error() {
   Case<std::int64_t> c(40000);
   for (const std::int64_t wrong : {std::int64_t{-1}, std::int64_t{1} << 40, std::int64_t{80003}}) {
     c.ids[39999] = wrong;
     c.marks[39999] = 1;
-    CHECK(throws([&] { found(c, c.layers(), false); }));
+    CHECK(test::throws<std::out_of_range>([&] { found(c, c.layers(), false); }));
     c.marks[39999] = 0;  // nobody asks
-    CHECK(!throws([&] { found(c, c.layers(), false); }));
+    CHECK(!test::throws<std::out_of_range>([&] { found(c, c.layers(), false); }));
   }
   c.ids[39999] = std::int64_t{1} << 40;
   c.marks[39999] = 1;
-  CHECK(throws([&] { found(c, {Places{}}, false); }));
+  CHECK(test::throws<std::out_of_range>([&] { found(c, {Places{}}, false); }));
 }
 
 }  // namespace

@@ -30,16 +30,6 @@ std::vector<std::int64_t> shuffled(std::int64_t count, unsigned seed) {
   return order;
 }
 
-template <class F>
-bool throws(F&& f) {
-  try {
-    f();
-  } catch (const std::exception&) {
-    return true;
-  }
-  return false;
-}
-
 void rows_move() {
   for (std::int64_t width : {1, 5, 128, 3000}) {
     auto table = test::random_values<float>(300 * width, 1);
@@ -87,9 +77,9 @@ void cached_rows_come_from_the_cache() {
 void rows_that_are_not_there() {
   std::vector<float> table(12), out(12);
   const std::vector<std::int32_t> ids{0, 4}, fine{0, 1}, negative{0, -1};
-  CHECK(throws([&] { gather_rows<std::int32_t>(table_of(table, 3), ids, table_of(out, 3)); }));
-  CHECK(throws([&] { gather_rows<std::int32_t>(table_of(table, 3), negative, table_of(out, 3)); }));
-  CHECK(throws([&] { fill_rows<std::int32_t, std::int32_t>(table_of(table, 3), fine, ids, table_of(out, 3)); }));
+  CHECK(test::throws([&] { gather_rows<std::int32_t>(table_of(table, 3), ids, table_of(out, 3)); }));
+  CHECK(test::throws([&] { gather_rows<std::int32_t>(table_of(table, 3), negative, table_of(out, 3)); }));
+  CHECK(test::throws([&] { fill_rows<std::int32_t, std::int32_t>(table_of(table, 3), fine, ids, table_of(out, 3)); }));
 }
 
 void hidden_rows_by_age() {
@@ -133,9 +123,9 @@ void hidden_rows_by_age() {
   const auto pull = [&](const std::vector<std::int32_t>& wanted, const std::vector<std::uint8_t>& which) {
     pull_hidden<std::int32_t>(table_of(one, width), stamp, wanted, which, 0, -1, table_of(to, width), flags, ages);
   };
-  CHECK(!throws([&] { pull(there, yes); }) && flags[0] == 1);
-  CHECK(!throws([&] { pull(beyond, no); }) && flags[0] == 0);
-  CHECK(throws([&] { pull(beyond, yes); }));
+  CHECK(!test::throws([&] { pull(there, yes); }) && flags[0] == 1);
+  CHECK(!test::throws([&] { pull(beyond, no); }) && flags[0] == 0);
+  CHECK(test::throws([&] { pull(beyond, yes); }));
 }
 
 void hidden_rows_are_written_and_what_was_there_is_kept() {
@@ -182,7 +172,7 @@ void hidden_rows_are_written_and_what_was_there_is_kept() {
   auto wrong = rows;
   wrong[50000] = count;
   stored[50000] = 1;
-  CHECK(throws([&] {
+  CHECK(test::throws([&] {
     push_hidden<std::int32_t>(table_of(written, width), times, wrong, stored, 7, table_of(values, width), std::nullopt);
   }));
   CHECK(written == table);  // nothing was written
@@ -203,7 +193,7 @@ void rows_that_stand_twice() {
   stored[30] = 0;
   CHECK(found() == -1);
   rows[5] = 100000;
-  CHECK(throws(found));
+  CHECK(test::throws(found));
   stored[5] = 0;
   CHECK(found() == -1);
 }
@@ -232,7 +222,7 @@ void structure_among_slots() {
   for (std::size_t e = graph.indices.size(); e < indices.size(); ++e) CHECK(indices[e] == 0);
   std::vector<std::int64_t> twice(4000, 1), offsets(5001);
   std::vector<std::int32_t> sources(graph.indices.size());
-  CHECK(throws([&] {
+  CHECK(test::throws([&] {
     place_structure<std::int32_t, std::int64_t, std::int32_t>(graph.csc(), twice, twice, offsets, sources);
   }));
 }
