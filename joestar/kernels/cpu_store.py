@@ -130,9 +130,9 @@ def pull_hidden(
     table, out, rows = _table(table, "table"), _table(out, "out"), check_ids(rows, "rows")
     require(stamps.shape == table.shape[:1] and stamps.dtype == torch.int32, "int32 stamps, one per row",
             f"{stamps.dtype} {list(stamps.shape)}")  # fmt: skip
+    fits = known is None or (known.shape == rows.shape and known.dtype == torch.bool)
+    require(fits, "known bool, one per row asked for", f"{known.dtype} {list(known.shape)}" if not fits else "")
     known = rows.new_empty(0, dtype=torch.bool) if known is None else known.contiguous()
-    require(known.shape in (rows.shape, (0,)) and known.dtype == torch.bool, "known bool, one per row asked for",
-            f"{known.dtype} {list(known.shape)}")  # fmt: skip
     right = out.dtype == table.dtype and out.shape == (rows.shape[0], *table.shape[1:])
     require(right, f"out {table.dtype} [{rows.numel()}, ...]", f"{out.dtype} {list(out.shape)}")
     usable = torch.empty(rows.shape[0], dtype=torch.bool, device="cpu")

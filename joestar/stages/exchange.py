@@ -32,6 +32,8 @@ from joestar.stages.history_state import check_place, check_pushes
 from joestar.stages.host_history import HostHistory, check_whole
 from joestar.stages.partitions import PartitionBatch
 
+_NOTHING: tuple[Callable, Any] = (lambda: None, None)
+
 
 def exchanged_rows(macro: PartitionBatch, tables: Sequence[Tensor | None]) -> tuple[MarkedRows, MarkedRows]:
     """(Halo nodes, whose hidden rows are read; inner ones with rows that are worth keeping).
@@ -74,7 +76,7 @@ class Exchange:
         self.apart = store if isinstance(store, HostHistory) else None
         self._lock = threading.RLock()
         self._begun, self._turn = 0, None
-        self._last_exchanged: tuple[Callable, Any] = (lambda: None, None)
+        self._last_exchanged = _NOTHING
         self.clear()
 
     def clear(self) -> None:
@@ -167,6 +169,7 @@ class Exchange:
         """As ``exchanged_rows``; known of the macro-batch that was asked for last."""
         asked, found = self._last_exchanged
         if asked() is not macro:
+            self._last_exchanged = found = _NOTHING  # as large as the next one, which takes its memory
             found = exchanged_rows(macro, self.store.places)
             self._last_exchanged = weakref.ref(macro), found
         return found
@@ -178,6 +181,7 @@ class Exchange:
             nobody = Marked(slots[:0], [slots[:0].to(torch.bool)] * layers)
             return Rows(half, nobody, nobody, [macro.ids[:0]] * layers, [macro.ids[:0]] * layers)
         rows = rows_of(macro, slots, half, *self._exchanged(macro))
+        self._last_exchanged = _NOTHING
         if self.apart is not None:  # where rows are is known to their hosts
             rows.pull_rows = None
         return rows

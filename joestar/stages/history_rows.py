@@ -8,6 +8,7 @@ from torch import Tensor
 
 from joestar.errors import ConfigError
 from joestar.graph_api import Graph
+from joestar.kernels.checks import require
 from joestar.kernels.cpu_stages import fresh
 from joestar.kernels.cpu_store import marked_rows
 from joestar.stages.exchanged import Marked
@@ -129,12 +130,15 @@ class MarkedRows:
     """
 
     def __init__(self, ids: Tensor, marks: Tensor, tables: Sequence[Tensor | None], placed: bool = False):
-        self._ids, self._found = ids, marked_rows(ids, marks, tables, placed)
+        self._ids = ids.contiguous()
+        self._found = marked_rows(self._ids, marks, tables, placed)
         self.counts = list(self._found.counts)
 
     def at(self, slots: Tensor) -> tuple[Marked, list[Tensor], list[Tensor]]:
         """(where they are on a device, by the slot of every local node, int32 ``[n]``; ids and places in their table of
         those with a row, per layer)."""
+        right = slots.shape == self._ids.shape and slots.dtype == torch.int32 and slots.is_contiguous()
+        require(right, f"slots int32 [{self._ids.numel()}]", f"{slots.dtype} {list(slots.shape)}")
         found, count = self._found, self._found.count
         marked = Marked(fresh(count, torch.int32), [fresh(count, torch.bool) for _ in self.counts])
         ids = [fresh(number, self._ids.dtype) for number in self.counts]

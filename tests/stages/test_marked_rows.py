@@ -82,3 +82,18 @@ def test_rows_that_are_known_are_read_as_if_they_were_looked_up():
     table = stores[0].tables[0]
     with pytest.raises(ValueError, match="known bool"):
         pull_hidden(table, stores[0].stamps[0], torch.arange(3), torch.ones(2, dtype=torch.bool), 1, None, table[:3])
+
+
+def test_slots_of_another_form_are_refused_and_ids_with_gaps_are_read_right():
+    ids = torch.arange(20, dtype=torch.int32)[::2]
+    found = MarkedRows(ids, torch.ones(10, dtype=torch.bool), [None])
+    assert found.at(torch.zeros(10, dtype=torch.int32))[1][0].tolist() == ids.tolist()
+    for slots in (torch.zeros(10, dtype=torch.int64), torch.zeros(9, dtype=torch.int32)):
+        with pytest.raises(ValueError, match=r"slots int32 \[10\]"):
+            found.at(slots)
+
+
+def test_a_mask_without_entries_does_not_mean_all():
+    table, stamps = torch.zeros(3, 2), torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(ValueError, match="known bool"):
+        pull_hidden(table, stamps, torch.arange(3), torch.zeros(0, dtype=torch.bool), 1, None, torch.zeros(3, 2))
