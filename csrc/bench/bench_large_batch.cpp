@@ -117,7 +117,7 @@ MacroParts<Id> hop_by_hop(const Graph& graph, const std::vector<Id>& seeds, cons
   return union_hops(UnionTask<Id>{graph.csc(), seeds, blocks});
 }
 
-// One of 12 groups of 1,024 parts, which any node may be in.
+// One of some groups of 1,024 parts, which any node may be in.
 struct Group {
   static constexpr std::int64_t kParts = 1024;
   std::vector<std::int32_t> part_of, chosen;

@@ -110,6 +110,25 @@ void what_hops_reach(int hops) {
   for (const Id v : rows) CHECK(edges.at(v) == c.candidates(v));
 }
 
+// With all parts chosen, what is picked ahead is what a large batch picks, edge by edge.
+template <IdType Id>
+void picks_are_those_of_a_large_batch() {
+  Case<Id> c;
+  std::fill(c.chosen.begin(), c.chosen.end(), 1);
+  for (const std::vector<std::int64_t>& fanouts : {std::vector<std::int64_t>{3, 2}, {15, 10, 5}, {2, -1}, {-1}}) {
+    std::vector<LargeHop> hops;
+    for (std::size_t h = 0; h < fanouts.size(); ++h) {
+      hops.push_back({Fanout{fanouts[h], false}, key_state({1, 2, 3, static_cast<std::int64_t>(h)})});
+    }
+    const auto parts = sample_large_batch<Id>({c.graph.csc(), hops, {}, {}, false}, std::span<const Id>(c.seeds));
+    Written<Id> expected{std::vector<Id>(static_cast<std::size_t>(parts.num_nodes())),
+                         std::vector<std::int64_t>(static_cast<std::size_t>(parts.num_rows()) + 1),
+                         std::vector<std::int32_t>(static_cast<std::size_t>(parts.num_edges()))};
+    parts.write(expected.ids.data(), expected.indptr, expected.indices.data(), nullptr);
+    CHECK(written(c, fanouts, -1) == expected);
+  }
+}
+
 // Which nodes are members and hubs, for numbers of nodes that do and do not end with a word.
 void members_are_those_of_chosen_parts() {
   for (const std::int64_t nodes : {1, 31, 63, 64, 65, 400, 4096, 70001}) {
@@ -166,6 +185,8 @@ int main() {
   all_rows_with_all_their_edges<std::int64_t>();
   for (int hops : {1, 2, 3}) what_hops_reach<std::int32_t>(hops);
   what_hops_reach<std::int64_t>(2);
+  picks_are_those_of_a_large_batch<std::int32_t>();
+  picks_are_those_of_a_large_batch<std::int64_t>();
   members_are_those_of_chosen_parts();
   marks_say_who_is_inner_and_who_is_halo<std::int32_t>();
   marks_say_who_is_inner_and_who_is_halo<std::int64_t>();

@@ -62,7 +62,7 @@ def _tried(store: HistoryStore, pushed: Tensor, pulled: Tensor, values: Tensor, 
 
 
 def seconds_to_prepare(macro: PartitionBatch, rows: HistoryRows, reuse: bool) -> float:
-    """Seconds in which a macro-batch that was picked is made ready: slots of its nodes, masks, copies.
+    """Seconds in which a macro-batch that was picked is made ready: slots, places of hidden rows, copies.
 
     Args:
         rows: which nodes have a hidden row. reuse: whether slots keep their rows.

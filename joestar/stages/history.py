@@ -133,7 +133,7 @@ class HistoryStore:
         self.stamps = [empty((n,), dtype=torch.int32).fill_(NEVER) for n in rows]
         self._met = _in_huge_pages((max(rows),), dtype=torch.int32)
         self._found: list[tuple | None] = [None] * len(widths)
-        """Of the ids that were asked for last, per layer: a pull asks twice."""
+        """Of the ids that were asked for last, per layer: a pull that is not given rows asks twice."""
         self.reset_counts()
 
     @staticmethod

@@ -135,8 +135,8 @@ class MarkedRows:
         self.counts = list(self._found.counts)
 
     def at(self, slots: Tensor) -> tuple[Marked, list[Tensor], list[Tensor]]:
-        """(where they are on a device, by the slot of every local node, int32 ``[n]``; ids and places in their table of
-        those with a row, per layer)."""
+        """(where they are on a device, by the slot of every local node, int32 ``[n]``; ids of those with a row, and
+        what the tables have for them, per layer)."""
         right = slots.shape == self._ids.shape and slots.dtype == torch.int32 and slots.is_contiguous()
         require(right, f"slots int32 [{self._ids.numel()}]", f"{slots.dtype} {list(slots.shape)}")
         found, count = self._found, self._found.count

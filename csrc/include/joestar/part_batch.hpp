@@ -221,6 +221,7 @@ MacroParts<Id> part_batch(PartTask<Id> task, std::span<const Id> seeds) {
   }
   const LargeBatchTask<Id> whole{task.graph, task.hops, {}, {}, false};
   NodeBits known(num_nodes), leaves(num_nodes), limited(num_nodes);
+  leaves.insert_all(seeds);  // those that are rows leave it below
   std::vector<ChosenRows<Id>> parts;
   const auto hops = static_cast<std::int64_t>(task.hops.size());
   for (std::int64_t level = 0; level < hops; ++level) {
